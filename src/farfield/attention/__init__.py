@@ -1,0 +1,1 @@
+"""Attention that is translation-equivariant (RoPE) and explicitly local (LASPE, LAAPE)."""

@@ -1,0 +1,1 @@
+"""What a sample is, how it is stored, normalised, generated and read."""

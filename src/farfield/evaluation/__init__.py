@@ -1,0 +1,1 @@
+"""Metrics, rollouts and domain extension: one row per number."""

@@ -1,0 +1,1 @@
+"""Buildings, terrain, surfaces and the reading of meshes."""

@@ -1,0 +1,1 @@
+"""Networks built on :mod:`farfield.attention`."""

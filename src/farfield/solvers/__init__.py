@@ -1,0 +1,1 @@
+"""The physics: shallow water, Gray-Scott, urban wind (OpenFOAM), each usable on its own."""

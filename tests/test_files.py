@@ -1,0 +1,20 @@
+import pytest
+
+from farfield.files import atomic_path, atomic_write_text
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
+    target = tmp_path / "table.csv"
+    atomic_write_text(target, "old")
+    with pytest.raises(OSError, match="disk"), atomic_path(target) as partial:
+        partial.write_text("new, half wri")
+        raise OSError("disk full")
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["table.csv"]
+
+
+def test_a_finished_write_replaces_the_old_file(tmp_path):
+    target = tmp_path / "new" / "table.csv"
+    atomic_write_text(target, "old")
+    atomic_write_text(target, "new")
+    assert target.read_text() == "new"
