@@ -33,7 +33,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command; a mistake of the user's is one line, not a traceback (unless FARFIELD_DEBUG is set)."""
+    """Run the command; a user's mistake is one line, not a traceback (unless FARFIELD_DEBUG is set)."""
     try:
         app()
     except (ValueError, OSError, RuntimeError) as error:
