@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -23,6 +24,9 @@ app.add_typer(generate, name="generate")
 app.add_typer(bench, name="bench")
 
 
+console = Console()
+
+
 @app.command()
 def version() -> None:
     """Print the versions of farfield and of what its results depend on."""
@@ -30,6 +34,22 @@ def version() -> None:
 
     for package in ("farfield", "torch", "numpy", "numba", "h5py"):
         print(f"{package} {installed(package)}")
+
+
+@app.command()
+def demo(out: Path = typer.Option(Path("farfield-demo"), help="Folder for the picture.")) -> None:
+    """Draw how far a point sees with each encoding, and what enlarging the domain does to attention.
+
+    Example: `farfield demo --out pictures`
+    """
+    from farfield.attention.drawing import draw_overview
+
+    out.mkdir(parents=True, exist_ok=True)
+    console.print("Drawing the kernels, and attention in domains of up to ten times the size (a few seconds) ...")
+    path = draw_overview(out / "overview.png")
+    console.print(
+        f"See [bold]{path}[/]: RoPE's output inside changes when the domain grows, LASPE's and LAAPE's does not."
+    )
 
 
 def main() -> None:

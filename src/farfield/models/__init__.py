@@ -1,1 +1,5 @@
 """Networks built on :mod:`farfield.attention`."""
+
+from farfield.models.transformer_operator import TransformerOperator
+
+__all__ = ["TransformerOperator"]

@@ -1,0 +1,411 @@
+"""The locality biases: what makes attention independent of how large the domain is.
+
+With a query at c, a key at xi and delta = c - xi, the attention weight is
+
+    softmax over xi of  ( q^T R(delta)^T k / sqrt(D)  -  Phi(delta) )
+
+    RoPE       Phi = 0
+    LASPE      Phi = 1/2 sum_i (delta_i / l_i)^2
+    LAAPE      Phi = 1/2 sum_i [ exp(delta_i / l_i-) + exp(-delta_i / l_i+) ]
+    FlashBias  Phi = alpha(c) |delta|_2^2,  alpha a learned non-negative weight per query
+    ALiBi      Phi = m |delta|_1
+    Window     Phi = 0 where |delta|_1 <= r, infinite elsewhere
+
+where delta_i = delta . e_i along an orthonormal basis e_i. Every potential is a sum over axes of a convex function
+of delta_i alone (``axis_penalty``). The first four *decompose*: -Phi is an inner product of a few channels of the
+query's position with a few channels of the key's (``query_channels``, ``key_channels``), which any attention
+kernel takes as extra head dimensions. Everything depends on c - xi only, so callers may shift all positions by a
+common origin, and do: far from the origin LASPE's channels cancel badly and LAAPE's overflow.
+
+Run ``python -m farfield.attention.locality`` to draw the kernels exp(-Phi).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from farfield.attention.rotary import axial_frequencies, rotate
+
+Lengths = float | Sequence[float] | Sequence[Sequence[float]] | Tensor
+
+# Beyond this exponent exp() is continued linearly: the weight is zero either way, but keys stay ordered by
+# distance and nothing overflows, so a query far from all keys still attends to the nearest one.
+_STEEPEST = 60.0
+
+
+def _ordered_exp(x: Tensor) -> Tensor:
+    """exp(x), continued linearly beyond ``_STEEPEST``: finite and increasing for every finite x."""
+    return torch.exp(x.clamp(max=_STEEPEST)) * (1 + (x - _STEEPEST).clamp(min=0))
+
+
+class Encoding(nn.Module):
+    """A relative position encoding: an optional rotation of q and k, and a potential Phi.
+
+    ``potential`` is the formula. ``penalty`` is the same wherever exp(-Phi) can be represented, but finite and
+    ordered by distance everywhere; attention uses it.
+    """
+
+    decomposes = True
+    basis: Tensor | None
+
+    def __init__(self, rotary: RoPE | None = None, basis: Tensor | Sequence[Sequence[float]] | None = None):
+        super().__init__()
+        self.rotary = rotary
+        self.register_buffer("basis", None if basis is None else _checked_basis(basis))
+
+    # --- the potential -------------------------------------------------------------------------------------------
+    def potential(self, delta: Tensor) -> Tensor:
+        """Phi of displacements (..., P). With decay lengths per head: (..., H or 1, Nq, Nk, P) -> (..., H, Nq, Nk)."""
+        return self.axis_penalty(self.coordinates(delta)).sum(-1)
+
+    def penalty(self, delta: Tensor) -> Tensor:
+        """``potential``, but finite and increasing with distance however far the key."""
+        return self.potential(delta)
+
+    def axis_penalty(self, delta: Tensor) -> Tensor:
+        """The summands of Phi, for displacements that are already in the basis' coordinates."""
+        return torch.zeros_like(delta)
+
+    def centre(self, space_dim: int) -> Tensor:
+        """The displacement at which Phi is smallest, in the basis' coordinates: (P,), per head (H, 1, 1, P)."""
+        return torch.zeros(space_dim, dtype=torch.float64)
+
+    def floor(self, space_dim: int) -> Tensor:
+        """The smallest value of Phi: a scalar, per head (H, 1, 1)."""
+        return self.axis_penalty(self.centre(space_dim)).sum(-1)
+
+    def query_weight(self, q: Tensor) -> Tensor | None:
+        """A factor (B, H, N) on Phi that depends on the query, or None."""
+        return None
+
+    # --- its decomposition ---------------------------------------------------------------------------------------
+    def query_channels(self, positions: Tensor, head_dim: int) -> Tensor:
+        """Channels (..., N, C) of positions (..., N, P); times ``key_channels``, over sqrt(D), they give -Phi."""
+        return positions.new_zeros((*positions.shape[:-1], 0))
+
+    def key_channels(self, positions: Tensor) -> Tensor:
+        """The keys' side of ``query_channels``."""
+        return positions.new_zeros((*positions.shape[:-1], 0))
+
+    # --- helpers for the backends --------------------------------------------------------------------------------
+    def coordinates(self, positions: Tensor) -> Tensor:
+        """Positions in the basis e_i."""
+        return positions if self.basis is None else positions @ self.basis.to(positions).T
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Apply the rotary embedding to x (B, H, N, D), if there is one."""
+        if self.rotary is None:
+            return x
+        return rotate(x, positions, self.rotary.frequencies(x.shape[-1], positions.shape[-1]))
+
+    def heads(self) -> int | None:
+        """The number of heads that the parameters are made for, None where they serve any number."""
+        return None
+
+    def space_dim(self) -> int | None:
+        """The number of axes that the parameters are made for, None where they serve any number."""
+        return None if self.basis is None else self.basis.shape[0]
+
+    def dense_range(self, dtype: torch.dtype) -> Tensor | None:
+        """The widest domain per axis for which the channels' product is finite, None where there is no limit."""
+        return None
+
+
+class RoPE(Encoding):
+    """Rotary embedding alone: translation-equivariant, but not local (the paper's baseline)."""
+
+    def __init__(self, max_wavelength: float = 10_000.0, min_wavelength: float | None = None):
+        super().__init__()
+        if not (math.isfinite(max_wavelength) and max_wavelength > 1):
+            raise ValueError(f"max_wavelength must be a finite number above 1, got {max_wavelength}")
+        if min_wavelength is not None and not 0 < min_wavelength < max_wavelength:
+            raise ValueError(
+                f"min_wavelength must lie between 0 and max_wavelength = {max_wavelength}, got {min_wavelength}"
+            )
+        self.max_wavelength, self.min_wavelength = max_wavelength, min_wavelength
+
+    def frequencies(self, head_dim: int, space_dim: int) -> Tensor:
+        """Angular frequencies (F,) shared by all axes."""
+        return axial_frequencies(head_dim, space_dim, self.max_wavelength, self.min_wavelength)
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        return rotate(x, positions, self.frequencies(x.shape[-1], positions.shape[-1]))
+
+    def extra_repr(self) -> str:
+        return f"max_wavelength={self.max_wavelength}, min_wavelength={self.min_wavelength}"
+
+
+class _DecayLengths(nn.Module):
+    """Decay lengths l: one number, one per axis, or one per head and axis; fixed, or learned below ``maximum``."""
+
+    fixed: Tensor
+    maximum: Tensor
+
+    def __init__(self, name: str, lengths: Lengths, learned: bool, maximum: Lengths | None):
+        super().__init__()
+        value = _checked_lengths(name, lengths)
+        if learned and maximum is None:
+            raise ValueError(f"learned {name} needs max_decay_length, the bound that keeps attention local")
+        bound = value if maximum is None else _checked_lengths("max_decay_length", maximum)
+        if bool((value > bound).any()):
+            raise ValueError(f"{name} must not exceed max_decay_length = {bound.tolist()}, got {value.tolist()}")
+        value, bound = (t.clone() for t in torch.broadcast_tensors(value, bound))
+        self.learned = learned
+        self.register_buffer("maximum", bound)
+        if learned:  # l = maximum * sigmoid(raw); start just below the bound where the bound itself was given
+            self.raw = nn.Parameter(torch.logit((value / bound).clamp(max=0.99)))
+        else:
+            self.register_buffer("fixed", value)
+
+    def forward(self, like: Tensor, at_most: bool = False) -> Tensor:
+        """The lengths as they broadcast against (..., P): (P,) or (), and (H, 1, 1, P) where per head."""
+        value = self.maximum if at_most else self.maximum * torch.sigmoid(self.raw) if self.learned else self.fixed
+        value = value.to(like)
+        return value[:, None, None, :] if value.ndim == 2 else value
+
+
+class _WithDecayLengths(Encoding):
+    """What LASPE, LAAPE and FlashBias share: decay lengths and their bookkeeping."""
+
+    def _length_modules(self) -> list[_DecayLengths]:
+        return [m for m in self.children() if isinstance(m, _DecayLengths)]
+
+    def heads(self) -> int | None:
+        return max((m.maximum.shape[0] for m in self._length_modules() if m.maximum.ndim == 2), default=None)
+
+    def space_dim(self) -> int | None:
+        given = [m.maximum.shape[-1] for m in self._length_modules() if m.maximum.ndim > 0]
+        return given[0] if given else super().space_dim()
+
+    def _channel_lengths(self, lengths: _DecayLengths, positions: Tensor) -> Tensor:
+        """Lengths that broadcast against positions (..., N, P); per head the result gains the axis H before N."""
+        value = lengths(positions)
+        return value[:, 0] if value.ndim == 4 else value
+
+    def _check(self) -> None:
+        """Heads and axes must agree between the parameters."""
+        shapes = {tuple(m.maximum.shape) for m in self._length_modules() if m.maximum.ndim > 0}
+        axes = {s[-1] for s in shapes} | ({self.basis.shape[0]} if self.basis is not None else set())
+        if len(axes) > 1 or len({s[0] for s in shapes if len(s) == 2}) > 1:
+            raise ValueError(f"decay lengths and basis must agree in heads and axes, got shapes {sorted(shapes)}")
+
+    @staticmethod
+    def _per_head(positions: Tensor, lengths: Tensor) -> Tensor:
+        # (B, N, P) gains a head axis if the lengths have one: (B, 1, N, P) against (H, 1, P)
+        return positions.unsqueeze(-3) if lengths.ndim == 3 and positions.ndim == 3 else positions
+
+
+class LASPE(_WithDecayLengths):
+    """Gaussian locality, symmetric: Phi = 1/2 sum_i (delta_i / l_i)^2."""
+
+    def __init__(
+        self,
+        decay_length: Lengths,
+        *,
+        basis: Tensor | Sequence[Sequence[float]] | None = None,
+        learned: bool = False,
+        max_decay_length: Lengths | None = None,
+        rotary: RoPE | str | None = "default",
+    ):
+        super().__init__(_rotary(rotary), basis)
+        self.decay_length = _DecayLengths("decay_length", decay_length, learned, max_decay_length)
+        self._check()
+
+    def axis_penalty(self, delta: Tensor) -> Tensor:
+        return 0.5 * (delta / self.decay_length(delta)).square()
+
+    # -1/2 (a - b)^2 = -1/2 [a^2, -2a, 1] . [1, b, b^2] with a = c / l, b = xi / l, for each axis
+    def query_channels(self, positions: Tensor, head_dim: int) -> Tensor:
+        lengths = self._channel_lengths(self.decay_length, positions)
+        a = self._per_head(self.coordinates(positions), lengths) / lengths
+        return -0.5 * math.sqrt(head_dim) * torch.cat([a.square(), -2 * a, torch.ones_like(a)], dim=-1)
+
+    def key_channels(self, positions: Tensor) -> Tensor:
+        lengths = self._channel_lengths(self.decay_length, positions)
+        b = self._per_head(self.coordinates(positions), lengths) / lengths
+        return torch.cat([torch.ones_like(b), b, b.square()], dim=-1)
+
+
+class LAAPE(_WithDecayLengths):
+    """Locality with its own reach in each direction: Phi = 1/2 sum_i [exp(delta_i / l_i-) + exp(-delta_i / l_i+)].
+
+    ``decay_length_minus`` governs delta_i > 0 (the query lies downstream of the key), ``decay_length_plus`` governs
+    delta_i < 0. Give either ``decay_length`` (symmetric) or both of these.
+    """
+
+    def __init__(
+        self,
+        decay_length: Lengths | None = None,
+        *,
+        decay_length_plus: Lengths | None = None,
+        decay_length_minus: Lengths | None = None,
+        basis: Tensor | Sequence[Sequence[float]] | None = None,
+        learned: bool = False,
+        max_decay_length: Lengths | None = None,
+        rotary: RoPE | str | None = "default",
+    ):
+        super().__init__(_rotary(rotary), basis)
+        one_sided = (decay_length_plus is not None) + (decay_length_minus is not None)
+        if (decay_length is None) != (one_sided == 2) or one_sided == 1:
+            raise ValueError(
+                "LAAPE takes either decay_length, or both decay_length_plus and decay_length_minus; got "
+                f"{decay_length=}, {decay_length_plus=}, {decay_length_minus=}"
+            )
+        plus = decay_length if decay_length is not None else decay_length_plus
+        minus = decay_length if decay_length is not None else decay_length_minus
+        assert plus is not None and minus is not None
+        self.decay_length_plus = _DecayLengths("decay_length_plus", plus, learned, max_decay_length)
+        self.decay_length_minus = _DecayLengths("decay_length_minus", minus, learned, max_decay_length)
+        self._check()
+
+    def potential(self, delta: Tensor) -> Tensor:
+        x = self.coordinates(delta)
+        rising, falling = x / self.decay_length_minus(x), -x / self.decay_length_plus(x)
+        return 0.5 * (rising.exp() + falling.exp()).sum(-1)
+
+    def penalty(self, delta: Tensor) -> Tensor:
+        return self.axis_penalty(self.coordinates(delta)).sum(-1)
+
+    def axis_penalty(self, delta: Tensor) -> Tensor:
+        rising, falling = delta / self.decay_length_minus(delta), -delta / self.decay_length_plus(delta)
+        return 0.5 * (_ordered_exp(rising) + _ordered_exp(falling))
+
+    def centre(self, space_dim: int) -> Tensor:
+        """delta* = ln(l- / l+) / (1 / l- + 1 / l+)."""
+        zero = torch.zeros(space_dim, dtype=torch.float64, device=self.decay_length_plus.maximum.device)
+        minus, plus = self.decay_length_minus(zero), self.decay_length_plus(zero)
+        return zero + torch.log(minus / plus) / (1 / minus + 1 / plus)
+
+    def query_channels(self, positions: Tensor, head_dim: int) -> Tensor:
+        x, plus, minus = self._scaled(positions)
+        return -0.5 * math.sqrt(head_dim) * torch.cat([torch.exp(-x / plus), torch.exp(x / minus)], dim=-1)
+
+    def key_channels(self, positions: Tensor) -> Tensor:
+        x, plus, minus = self._scaled(positions)
+        return torch.cat([torch.exp(x / plus), torch.exp(-x / minus)], dim=-1)
+
+    def _scaled(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        plus = self._channel_lengths(self.decay_length_plus, positions)
+        minus = self._channel_lengths(self.decay_length_minus, positions)
+        x = self._per_head(self.coordinates(positions), plus if plus.ndim == 3 else minus)
+        return x, plus, minus
+
+    def dense_range(self, dtype: torch.dtype) -> Tensor | None:
+        # The product of two channels is exp(width / l); sqrt(D) P / 2 in front of it costs less than 6 e-folds.
+        like = torch.zeros((), dtype=torch.float64)
+        shortest = torch.minimum(self.decay_length_plus(like), self.decay_length_minus(like))
+        shortest = shortest.amin(dim=0).flatten() if shortest.ndim == 4 else shortest
+        return shortest * (math.log(torch.finfo(dtype).max) - 6)
+
+
+class FlashBias(_WithDecayLengths):
+    """Phi = alpha(c) |delta|_2^2 with alpha = softplus(w . q(c) + b) / (2 l^2), w and b learned per head.
+
+    The query is a linear map of the token, so alpha is a learned function of the token; it starts at 1 / (2 l^2),
+    where FlashBias equals an isotropic LASPE.
+    """
+
+    def __init__(self, decay_length: float, heads: int, head_dim: int, rotary: RoPE | str | None = "default"):
+        super().__init__(_rotary(rotary))
+        if heads < 1 or head_dim < 1:
+            raise ValueError(f"heads and head_dim must be positive, got {heads=}, {head_dim=}")
+        self.decay_length = _DecayLengths("decay_length", float(decay_length), False, None)
+        self.weight = nn.Parameter(torch.zeros(heads, head_dim))
+        self.bias = nn.Parameter(torch.full((heads,), math.log(math.e - 1)))  # softplus of it is 1
+
+    axis_penalty = LASPE.axis_penalty
+    query_channels = LASPE.query_channels
+    key_channels = LASPE.key_channels
+
+    def heads(self) -> int:
+        return self.weight.shape[0]
+
+    def query_weight(self, q: Tensor) -> Tensor:
+        if q.shape[1] != self.weight.shape[0] or q.shape[-1] != self.weight.shape[1]:
+            raise ValueError(
+                f"this FlashBias is for {self.weight.shape[0]} heads of {self.weight.shape[1]}, "
+                f"q has {q.shape[1]} heads of {q.shape[-1]}"
+            )
+        score = torch.einsum("bhnd,hd->bhn", q, self.weight.to(q.dtype)) + self.bias[:, None].to(q.dtype)
+        return nn.functional.softplus(score)
+
+
+class ALiBi(Encoding):
+    """A penalty linear in the 1-norm: Phi = slope |delta|_1. Does not decompose."""
+
+    decomposes = False
+
+    def __init__(self, slope: float, rotary: RoPE | str | None = "default"):
+        super().__init__(_rotary(rotary))
+        self.slope = _positive("slope", slope)
+
+    def axis_penalty(self, delta: Tensor) -> Tensor:
+        return self.slope * delta.abs()
+
+
+class Window(Encoding):
+    """Attention within |delta|_1 <= radius only. Does not decompose."""
+
+    decomposes = False
+
+    def __init__(self, radius: float, rotary: RoPE | str | None = "default"):
+        super().__init__(_rotary(rotary))
+        self.radius = _positive("radius", radius)
+
+    def potential(self, delta: Tensor) -> Tensor:
+        outside = delta.abs().sum(-1) > self.radius
+        return torch.where(outside, torch.inf, torch.zeros_like(delta[..., 0]))
+
+    def penalty(self, delta: Tensor) -> Tensor:
+        distance = delta.abs().sum(-1)
+        # 1e20 drowns any logit, and still orders keys by distance for a query with none inside
+        return torch.where(distance > self.radius, 1e20 * distance / self.radius, torch.zeros_like(distance))
+
+    def axis_penalty(self, delta: Tensor) -> Tensor:
+        """|delta_i| itself: the window is a threshold on the sum over axes, not a sum of thresholds."""
+        return delta.abs()
+
+
+def _rotary(rotary: RoPE | str | None) -> RoPE | None:
+    if rotary == "default":
+        return RoPE()
+    if rotary is None or isinstance(rotary, RoPE):
+        return rotary
+    raise ValueError(f"rotary must be a RoPE or None, got {rotary!r}")
+
+
+def _positive(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+    return float(value)
+
+
+def _checked_lengths(name: str, lengths: Lengths) -> Tensor:
+    value = torch.as_tensor(lengths, dtype=torch.float32).detach().clone()
+    if value.ndim > 2 or value.numel() == 0:
+        raise ValueError(
+            f"{name} must be one number, one per axis (P,) or one per head and axis (H, P), "
+            f"got shape {tuple(value.shape)}"
+        )
+    if not bool((torch.isfinite(value) & (value > 0)).all()):
+        raise ValueError(f"{name} must be positive and finite, got {value.tolist()}")
+    return value
+
+
+def _checked_basis(basis: Tensor | Sequence[Sequence[float]]) -> Tensor:
+    rows = torch.as_tensor(basis, dtype=torch.float64).detach().clone()
+    if rows.ndim != 2 or rows.shape[0] != rows.shape[1]:
+        raise ValueError(f"basis must hold P orthonormal rows of length P, got shape {tuple(rows.shape)}")
+    if not torch.allclose(rows @ rows.T, torch.eye(len(rows), dtype=rows.dtype), atol=1e-5):
+        raise ValueError(f"basis must be orthonormal (rows of length 1, at right angles), got {rows.tolist()}")
+    return rows
+
+
+if __name__ == "__main__":
+    from farfield.attention.drawing import draw_kernel_shapes
+
+    print(f"kernel shapes drawn to {draw_kernel_shapes('kernel-shapes.png')}")

@@ -1,0 +1,164 @@
+"""The transformer neural operator of the paper: linear in, pre-norm blocks, linear out, no absolute positions.
+
+Shapes: B batch, N points, P space axes, W width, H heads.
+
+    x = in(features)
+    for each block:  x = x + attention(norm(x), positions);  x = x + mlp(norm(x))
+    out(norm(x))
+
+Positions enter through the relative encoding only, so the operator commutes with translations, and with a local
+encoding its output at a point does not depend on how large the domain around it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from farfield.attention import Encoding, local_attention
+
+# Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
+_CHUNK = 16_384
+
+
+def pointwise(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a layer that acts on each point alone to x (B, N, W), in pieces where no gradient is needed."""
+    if torch.is_grad_enabled() or x.shape[1] <= _CHUNK:
+        return layer(x)
+    first = layer(x[:, :_CHUNK])
+    out = first.new_empty((*x.shape[:2], first.shape[-1]))
+    out[:, :_CHUNK] = first
+    for start in range(_CHUNK, x.shape[1], _CHUNK):
+        out[:, start : start + _CHUNK] = layer(x[:, start : start + _CHUNK])
+    return out
+
+
+class Attention(nn.Module):
+    """Multi-head attention from points to points, in three steps so that keys and values can be reused."""
+
+    def __init__(self, width: int, heads: int, encoding: Encoding):
+        super().__init__()
+        self.heads = heads
+        self.encoding = encoding
+        self.to_query = nn.Linear(width, width)
+        self.to_key = nn.Linear(width, width)
+        self.to_value = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """(B, N, W) -> (B, H, N, W / H)."""
+        return self._by_head(pointwise(self.to_query, x))
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, N, W) -> twice (B, H, N, W / H)."""
+        return self._by_head(pointwise(self.to_key, x)), self._by_head(pointwise(self.to_value, x))
+
+    def read(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        key_positions: Tensor | None = None,
+        **options,
+    ) -> Tensor:
+        """Attend and project back to (B, Nq, W); ``options`` go to :func:`local_attention`."""
+        y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
+        return pointwise(self.out, y.transpose(1, 2).flatten(-2))
+
+    def forward(self, x: Tensor, positions: Tensor, **options: Any) -> Tensor:
+        """Self-attention: (B, N, W), (N, P) or (B, N, P) -> (B, N, W)."""
+        return self.read(self.queries(x), *self.keys_values(x), positions, **options)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int, heads: int, encoding: Encoding, expansion: int = 4):
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, encoding)
+        self.norm_mlp = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
+
+    def forward(self, x: Tensor, positions: Tensor, **options: Any) -> Tensor:
+        x = x + self.attention(pointwise(self.norm_attention, x), positions, **options)
+        return pointwise(lambda part: part + self.mlp(self.norm_mlp(part)), x)
+
+
+class TransformerOperator(nn.Module):
+    """Maps features at points to fields at the same points, on a domain of any size.
+
+    Args:
+        in_features, out_features: channels per point in and out.
+        space_dim: number of space axes P.
+        width, depth, heads: size of the network; the defaults are the paper's.
+        encoding: how positions act on attention, e.g. ``LAAPE(250.0)``; each block gets its own copy.
+        expansion: inner width of the point-wise networks over ``width``.
+        checkpointing: keep only the blocks' inputs in training and recompute the rest (less memory, a third more time).
+        backend, tolerance: as in :func:`farfield.local_attention`; plain attributes, may be changed at any time.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        space_dim: int,
+        *,
+        encoding: Encoding,
+        width: int = 192,
+        depth: int = 6,
+        heads: int = 3,
+        expansion: int = 4,
+        checkpointing: bool = False,
+        backend: str = "auto",
+        tolerance: float = 1e-4,
+    ):
+        super().__init__()
+        sizes = {
+            "in_features": in_features,
+            "out_features": out_features,
+            "space_dim": space_dim,
+            "width": width,
+            "depth": depth,
+            "heads": heads,
+            "expansion": expansion,
+        }
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if width % heads:
+            raise ValueError(f"width must be a multiple of heads, got width {width} and {heads} heads")
+        if encoding.space_dim() not in (None, space_dim):
+            raise ValueError(f"the encoding is for {encoding.space_dim()} axes, space_dim is {space_dim}")
+        self.in_features, self.space_dim = in_features, space_dim
+        self.checkpointing, self.backend, self.tolerance = checkpointing, backend, tolerance
+        self.embed = nn.Linear(in_features, width)
+        self.blocks = nn.ModuleList(Block(width, heads, copy.deepcopy(encoding), expansion) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.project = nn.Linear(width, out_features)
+
+    def forward(self, features: Tensor, positions: Tensor) -> Tensor:
+        """(B, N, in), (N, P) or (B, N, P) -> (B, N, out)."""
+        if features.ndim != 3 or features.shape[-1] != self.in_features:
+            raise ValueError(
+                f"features must have the shape (batch, points, {self.in_features}), got {tuple(features.shape)}"
+            )
+        if positions.shape[-1] != self.space_dim:
+            raise ValueError(f"positions must have {self.space_dim} axes, got the shape {tuple(positions.shape)}")
+        options: dict[str, Any] = {"backend": self.backend, "tolerance": self.tolerance}
+        x = pointwise(self.embed, features)
+        for block in self.blocks:
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, positions, use_reentrant=False, **options)
+            else:
+                x = block(x, positions, **options)
+        return pointwise(lambda part: self.project(self.norm(part)), x)
