@@ -65,7 +65,7 @@ class Attention(nn.Module):
         v: Tensor,
         positions: Tensor,
         key_positions: Tensor | None = None,
-        **options,
+        **options: Any,
     ) -> Tensor:
         """Attend and project back to (B, Nq, W); ``options`` go to :func:`local_attention`."""
         y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
