@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 
 from farfield.attention.dense import dense, penalty_matrix, reference
-from farfield.attention.locality import Encoding
+from farfield.attention.locality import Encoding, RoPE
+from farfield.attention.plan import AttentionPlan, cached_plan
+from farfield.attention.tiled import tiled
 
-BACKENDS = ("auto", "reference", "dense")
+BACKENDS = ("auto", "reference", "dense", "tiled")
+# Up to so many pairs all of them are computed: a plan would cost more than it saves.
+_FEW_PAIRS = 1 << 22
+# Gathering makes a computed pair dearer than a dense one; beyond this fraction of all pairs dense wins.
+_DENSE_FROM = 0.7
 
 
 def local_attention(
@@ -23,6 +29,7 @@ def local_attention(
     encoding: Encoding,
     backend: str = "auto",
     tolerance: float = 1e-4,
+    plan: AttentionPlan | None = None,
     empty: str = "nearest",
 ) -> Tensor:
     """Attention whose weights are softmax(q^T R(delta)^T k / sqrt(D) - Phi(delta)), delta = query - key position.
@@ -33,8 +40,11 @@ def local_attention(
         query_positions: (Nq, P), or (B, Nq, P) where each batch entry has its own points.
         key_positions: likewise for the keys; None for self-attention.
         encoding: RoPE, LASPE, LAAPE, FlashBias, ALiBi or Window.
-        backend: "reference" writes the formula out, "dense" calls one fused kernel over all pairs; "auto" picks.
+        backend: "reference" writes the formula out; "dense" calls one fused kernel over all pairs; "tiled" computes
+            only the keys in reach, at a cost that grows linearly with the number of points; "auto" picks
+            (:func:`explain_backend` says what and why).
         tolerance: relative error that a sparse backend may make; also what counts as out of reach for ``empty``.
+        plan: from :func:`plan_attention`, for the sparse backends; made (and remembered) here if not given.
         empty: a query that has no key in reach (every weight exp(-Phi) below ``tolerance`` times the kernel's peak)
             follows the formula and attends to its nearest key ("nearest"), or returns zeros ("zero").
 
@@ -44,24 +54,101 @@ def local_attention(
     """
     key_positions = query_positions if key_positions is None else key_positions
     _check_arguments(q, k, v, query_positions, key_positions, encoding, backend, tolerance, empty)
+    query_positions, key_positions = _unbatched(query_positions), _unbatched(key_positions)
+    if backend == "auto":
+        backend = _choose(query_positions, key_positions, encoding, q, tolerance, plan)[0]
     dtype = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias channels to bfloat16
         where_q, where_k = _centred(query_positions, key_positions)
         weight = encoding.query_weight(q.to(dtype))
         q_turned = encoding.rotate(q.to(dtype), where_q)
         k_turned = encoding.rotate(k.to(dtype), where_k)
-        where_q, where_k = where_q.to(dtype), where_k.to(dtype)
-        obstacle = _obstacle_to_dense(where_q, where_k, encoding, dtype)
-        if backend == "auto":
-            backend = "reference" if obstacle else "dense"
-        if backend == "dense" and obstacle:
-            raise ValueError(obstacle)
-        run = {"reference": reference, "dense": dense}[backend]
-        out = run(q_turned, k_turned, v.to(dtype), where_q, where_k, encoding, weight)
+        if backend == "tiled":
+            out = _tiled(
+                q_turned, k_turned, v.to(dtype), query_positions, key_positions, encoding, weight, tolerance, plan
+            )
+        else:
+            where_q, where_k = where_q.to(dtype), where_k.to(dtype)
+            obstacle = _obstacle_to_dense(where_q, where_k, encoding, dtype) if backend == "dense" else None
+            if obstacle:
+                raise ValueError(obstacle)
+            run = {"reference": reference, "dense": dense}[backend]
+            out = run(q_turned, k_turned, v.to(dtype), where_q, where_k, encoding, weight)
         if empty == "zero":
             lonely = _out_of_reach(where_q, where_k, encoding, weight, tolerance)
             out = out.masked_fill(lonely[..., None], 0.0)
     return out.to(q.dtype)
+
+
+def explain_backend(
+    q: Tensor,
+    query_positions: Tensor,
+    key_positions: Tensor | None = None,
+    *,
+    encoding: Encoding,
+    tolerance: float = 1e-4,
+) -> str:
+    """What ``backend="auto"`` would choose for these points, and why."""
+    key_positions = query_positions if key_positions is None else key_positions
+    query_positions, key_positions = _unbatched(query_positions), _unbatched(key_positions)
+    backend, reason = _choose(query_positions, key_positions, encoding, q, tolerance, None)
+    return f"{backend}: {reason}"
+
+
+def _choose(
+    query_positions: Tensor,
+    key_positions: Tensor,
+    encoding: Encoding,
+    q: Tensor,
+    tolerance: float,
+    plan: AttentionPlan | None,
+) -> tuple[str, str]:
+    """The backend that "auto" stands for, and the reason."""
+    if plan is not None:
+        return "tiled", "a plan was given"
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    obstacle = _obstacle_to_dense(*(p.to(dtype) for p in _centred(query_positions, key_positions)), encoding, dtype)
+    pairs = query_positions.shape[-2] * key_positions.shape[-2]
+    if isinstance(encoding, RoPE):
+        return "dense", "RoPE alone is not local, every key counts"
+    if pairs <= _FEW_PAIRS and not obstacle:
+        return "dense", f"{pairs} pairs are so few that a plan would cost more than it saves"
+    if pairs <= _FEW_PAIRS and not encoding.decomposes:
+        return "reference", f"{type(encoding).__name__} does not decompose, and {pairs} pairs are few"
+    first = (p if p.ndim == 2 else p[0] for p in (query_positions, key_positions))
+    density = cached_plan(*first, encoding, tolerance).density()
+    if density > _DENSE_FROM and not obstacle:
+        return "dense", f"{100 * density:.0f} % of all pairs are in reach, so skipping the rest would not pay"
+    return "tiled", f"{100 * density:.2g} % of all pairs are in reach"
+
+
+def _tiled(
+    q: Tensor, k: Tensor, v: Tensor, query_positions: Tensor, key_positions: Tensor, encoding: Encoding,
+    weight: Tensor | None, tolerance: float, plan: AttentionPlan | None,
+) -> Tensor:  # fmt: skip
+    """The tiled backend, with the plan found or made; batch entries with points of their own go one by one."""
+    if query_positions.ndim == 2 and key_positions.ndim == 2:
+        if plan is None:
+            plan = cached_plan(query_positions, key_positions, encoding, tolerance)
+        else:
+            plan.check(query_positions, key_positions, encoding)
+        return tiled(q, k, v, query_positions, key_positions, encoding, weight, plan)
+    if plan is not None:
+        raise ValueError("a plan serves one point cloud: give positions (N, P) with it, not (B, N, P)")
+    entries = []
+    for b in range(len(q)):
+        where = (p if p.ndim == 2 else p[b] for p in (query_positions, key_positions))
+        one = slice(b, b + 1)
+        some = None if weight is None else weight[one]
+        entries.append(_tiled(q[one], k[one], v[one], *where, encoding, some, tolerance, None))
+    return torch.cat(entries)
+
+
+def _unbatched(positions: Tensor) -> Tensor:
+    """Positions (B, N, P) that are the same for all batch entries, as loaders stack them, become (N, P)."""
+    if positions.ndim == 3 and bool((positions == positions[:1]).all()):
+        return positions[0]
+    return positions
 
 
 def _centred(query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +180,7 @@ def _obstacle_to_dense(where_q: Tensor, where_k: Tensor, encoding: Encoding, dty
     """Why the dense backend cannot serve these points, and what can; None if it can."""
     if not encoding.decomposes:
         name = type(encoding).__name__
-        return f"backend='dense' needs a bias that decomposes into channels, {name} does not: use backend='reference'"
+        return f"backend='dense' needs a bias that decomposes into channels, {name} does not: use backend='tiled' or 'reference'"
     limit = encoding.dense_range(dtype)
     if limit is None:
         return None
@@ -103,7 +190,7 @@ def _obstacle_to_dense(where_q: Tensor, where_k: Tensor, encoding: Encoding, dty
         return None
     return (
         f"backend='dense' with LAAPE overflows in {dtype} beyond a domain of {limit.tolist()} per axis, this one is "
-        f"{width.tolist()} wide: use backend='reference'"
+        f"{width.tolist()} wide: use backend='tiled'"
     )
 
 

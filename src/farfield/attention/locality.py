@@ -22,6 +22,7 @@ Run ``python -m farfield.attention.locality`` to draw the kernels exp(-Phi).
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -60,15 +61,19 @@ class Encoding(nn.Module):
     # --- the potential -------------------------------------------------------------------------------------------
     def potential(self, delta: Tensor) -> Tensor:
         """Phi of displacements (..., P). With decay lengths per head: (..., H or 1, Nq, Nk, P) -> (..., H, Nq, Nk)."""
-        return self.axis_penalty(self.coordinates(delta)).sum(-1)
+        return self.penalty(delta)
 
     def penalty(self, delta: Tensor) -> Tensor:
         """``potential``, but finite and increasing with distance however far the key."""
-        return self.potential(delta)
+        return self.combine(self.axis_penalty(self.coordinates(delta)))
 
     def axis_penalty(self, delta: Tensor) -> Tensor:
         """The summands of Phi, for displacements that are already in the basis' coordinates."""
         return torch.zeros_like(delta)
+
+    def combine(self, axis_penalty: Tensor) -> Tensor:
+        """The penalty from its summands: their sum, but for Window."""
+        return axis_penalty.sum(-1)
 
     def centre(self, space_dim: int) -> Tensor:
         """The displacement at which Phi is smallest, in the basis' coordinates: (P,), per head (H, 1, 1, P)."""
@@ -76,7 +81,7 @@ class Encoding(nn.Module):
 
     def floor(self, space_dim: int) -> Tensor:
         """The smallest value of Phi: a scalar, per head (H, 1, 1)."""
-        return self.axis_penalty(self.centre(space_dim)).sum(-1)
+        return self.combine(self.axis_penalty(self.centre(space_dim)))
 
     def query_weight(self, q: Tensor) -> Tensor | None:
         """A factor (B, H, N) on Phi that depends on the query, or None."""
@@ -113,6 +118,23 @@ class Encoding(nn.Module):
     def dense_range(self, dtype: torch.dtype) -> Tensor | None:
         """The widest domain per axis for which the channels' product is finite, None where there is no limit."""
         return None
+
+    def head_groups(self) -> list[list[int]] | None:
+        """Heads that share their decay lengths, or None if all do."""
+        return None
+
+    def select(self, heads: Sequence[int] | None, *, widest: bool = False) -> Encoding:
+        """The same encoding for some of the heads (None: all), with learned lengths at their maximum if ``widest``."""
+        return self
+
+    def learns_lengths(self) -> bool:
+        """Whether decay lengths change in training, below their maximum."""
+        return False
+
+    def signature(self) -> tuple:
+        """What the set of keys in reach depends on; equal signatures may share a plan."""
+        basis = None if self.basis is None else tuple(self.basis.flatten().tolist())
+        return (type(self).__name__, basis)
 
 
 class RoPE(Encoding):
@@ -155,17 +177,29 @@ class _DecayLengths(nn.Module):
             raise ValueError(f"{name} must not exceed max_decay_length = {bound.tolist()}, got {value.tolist()}")
         value, bound = (t.clone() for t in torch.broadcast_tensors(value, bound))
         self.learned = learned
+        self.chosen: list[int] | None = None  # see select
+        self.widest = False
         self.register_buffer("maximum", bound)
         if learned:  # l = maximum * sigmoid(raw); start just below the bound where the bound itself was given
             self.raw = nn.Parameter(torch.logit((value / bound).clamp(max=0.99)))
         else:
             self.register_buffer("fixed", value)
 
-    def forward(self, like: Tensor, at_most: bool = False) -> Tensor:
+    def forward(self, like: Tensor) -> Tensor:
         """The lengths as they broadcast against (..., P): (P,) or (), and (H, 1, 1, P) where per head."""
-        value = self.maximum if at_most else self.maximum * torch.sigmoid(self.raw) if self.learned else self.fixed
-        value = value.to(like)
-        return value[:, None, None, :] if value.ndim == 2 else value
+        if self.learned:
+            value = self.maximum if self.widest else self.maximum * torch.sigmoid(self.raw)
+        else:
+            value = self.fixed
+        if value.ndim == 2:
+            value = (value if self.chosen is None else value[self.chosen])[:, None, None, :]
+        return value.to(like)
+
+    def select(self, heads: Sequence[int] | None, widest: bool) -> _DecayLengths:
+        """A view of some heads' lengths, or of their bounds; it shares the parameter with this one."""
+        view = copy.copy(self)
+        view.chosen, view.widest = None if heads is None else list(heads), widest
+        return view
 
 
 class _WithDecayLengths(Encoding):
@@ -192,6 +226,30 @@ class _WithDecayLengths(Encoding):
         axes = {s[-1] for s in shapes} | ({self.basis.shape[0]} if self.basis is not None else set())
         if len(axes) > 1 or len({s[0] for s in shapes if len(s) == 2}) > 1:
             raise ValueError(f"decay lengths and basis must agree in heads and axes, got shapes {sorted(shapes)}")
+
+    def head_groups(self) -> list[list[int]] | None:
+        heads = self.heads()
+        per_head = [m.maximum for m in self._length_modules() if m.maximum.ndim == 2]
+        if not per_head or heads is None:
+            return None
+        groups: dict[tuple, list[int]] = {}
+        for head in range(heads):
+            groups.setdefault(tuple(v for m in per_head for v in m[head].tolist()), []).append(head)
+        return list(groups.values())
+
+    def select(self, heads: Sequence[int] | None, *, widest: bool = False) -> Encoding:
+        view = copy.copy(self)
+        view._modules = {
+            name: m.select(heads, widest) if isinstance(m, _DecayLengths) else m for name, m in self._modules.items()
+        }
+        return view
+
+    def learns_lengths(self) -> bool:
+        return any(m.learned for m in self._length_modules())
+
+    def signature(self) -> tuple:
+        lengths = tuple((m.learned, *m.maximum.shape, *m.maximum.flatten().tolist()) for m in self._length_modules())
+        return (*super().signature(), *lengths)
 
     @staticmethod
     def _per_head(positions: Tensor, lengths: Tensor) -> Tensor:
@@ -266,9 +324,6 @@ class LAAPE(_WithDecayLengths):
         x = self.coordinates(delta)
         rising, falling = x / self.decay_length_minus(x), -x / self.decay_length_plus(x)
         return 0.5 * (rising.exp() + falling.exp()).sum(-1)
-
-    def penalty(self, delta: Tensor) -> Tensor:
-        return self.axis_penalty(self.coordinates(delta)).sum(-1)
 
     def axis_penalty(self, delta: Tensor) -> Tensor:
         rising, falling = delta / self.decay_length_minus(delta), -delta / self.decay_length_plus(delta)
@@ -346,6 +401,9 @@ class ALiBi(Encoding):
     def axis_penalty(self, delta: Tensor) -> Tensor:
         return self.slope * delta.abs()
 
+    def signature(self) -> tuple:
+        return (*super().signature(), self.slope)
+
 
 class Window(Encoding):
     """Attention within |delta|_1 <= radius only. Does not decompose."""
@@ -360,14 +418,17 @@ class Window(Encoding):
         outside = delta.abs().sum(-1) > self.radius
         return torch.where(outside, torch.inf, torch.zeros_like(delta[..., 0]))
 
-    def penalty(self, delta: Tensor) -> Tensor:
-        distance = delta.abs().sum(-1)
-        # 1e20 drowns any logit, and still orders keys by distance for a query with none inside
-        return torch.where(distance > self.radius, 1e20 * distance / self.radius, torch.zeros_like(distance))
+    def signature(self) -> tuple:
+        return (*super().signature(), self.radius)
 
     def axis_penalty(self, delta: Tensor) -> Tensor:
         """|delta_i| itself: the window is a threshold on the sum over axes, not a sum of thresholds."""
         return delta.abs()
+
+    def combine(self, axis_penalty: Tensor) -> Tensor:
+        distance = axis_penalty.sum(-1)
+        # 1e20 drowns any logit, and still orders keys by distance for a query with none inside
+        return torch.where(distance > self.radius, 1e20 * distance / self.radius, torch.zeros_like(distance))
 
 
 def _rotary(rotary: RoPE | str | None) -> RoPE | None:

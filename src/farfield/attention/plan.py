@@ -1,0 +1,369 @@
+"""Which keys matter to which queries: the plan of the sparse backends.
+
+Points are put into compact tiles of equal size by splitting the cloud along its widest axis, measured in decay
+lengths, again and again (a kd-tree whose leaves are the tiles). A key tile j can weigh at most exp(-Phi_ij) on a
+query tile i, where Phi_ij is the smallest potential between their bounding boxes; it is exact and cheap, because
+Phi is a sum of convex functions of one axis each. For every query tile the plan lists key tiles in rising order of
+Phi_ij and cuts the list where what is left out, sum_j n_j exp(-Phi_ij), is below ``tolerance`` times the whole sum.
+Phi is counted from the best key in reach, so a query far from all keys keeps the ones that the formula would choose.
+
+The list is found by descending the key tree for all query tiles at once and dropping branches that are too far:
+work and memory grow with the number of tile pairs in reach, never with all pairs of tiles.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farfield.attention.locality import Encoding
+
+# Lists reach this much further (in Phi) than the cut, so that layers with large logits need no new plan.
+_RESERVE = 6.0
+# So many query tiles descend the key tree at a time, which bounds the memory of the search.
+_TILES_AT_A_TIME = 2048
+
+
+@dataclass
+class Tiles:
+    """A point cloud in tiles: slot s of the sorted cloud holds point ``order[s]``; tile t owns ``size`` slots."""
+
+    order: Tensor  # (N,) int64
+    size: int
+    low: Tensor  # (T, P) float64 bounding boxes in the encoding's basis, relative to the plan's origin
+    high: Tensor
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def count(self) -> Tensor:
+        """Points per tile: ``size`` for all but the last."""
+        counts = torch.full((len(self),), self.size)
+        counts[-1] = len(self.order) - self.size * (len(self) - 1)
+        return counts
+
+
+@dataclass
+class Reach:
+    """Key tiles of each query tile, in rising order of their smallest potential, for heads that share lengths."""
+
+    heads: list[int] | None  # None: all heads
+    start: Tensor  # (Tq + 1,) where each query tile's list begins
+    key_tile: Tensor  # (pairs,) int32
+    potential: Tensor  # (pairs,) float32, smallest Phi between the boxes, from the best key in reach
+    cut: Tensor  # (Tq,) float32: keys with a potential up to here make the result exact to the tolerance
+    best: Tensor  # (Tq,) float64: the largest potential that a query of the tile can have to its best key
+    limit: float  # lists are complete up to this potential
+
+    def counts(self, margin: float = 0.0, weight: Tensor | None = None) -> Tensor:
+        """Length of each query tile's list if the cut rises by ``margin`` and potentials shrink by ``weight`` (Tq,)."""
+        wanted = self.cut + margin if weight is None else (self.cut + margin) / weight.clamp(min=1e-6)
+        owner = torch.repeat_interleave(torch.arange(len(self.cut)), self.start.diff())
+        inside = (self.potential <= wanted[owner]).int()
+        return torch.zeros(len(self.cut), dtype=torch.int64).index_add_(0, owner, inside.long())
+
+
+@dataclass
+class AttentionPlan:
+    """What a sparse backend needs to know about the points; built once per cloud, used by all layers and steps."""
+
+    queries: Tiles
+    keys: Tiles
+    reaches: list[Reach]
+    origin: Tensor  # (P,) float64
+    tolerance: float
+    signature: tuple
+    fingerprint: tuple[int, int]
+    _wider: AttentionPlan | None = None
+
+    def pairs(self) -> int:
+        """Query-key pairs that will be computed, averaged over the head groups."""
+        total, heads = 0.0, 0
+        key_counts = self.keys.count()
+        for reach in self.reaches:
+            weight = 1 if reach.heads is None else len(reach.heads)
+            counts = reach.counts()
+            owner = torch.repeat_interleave(torch.arange(len(counts)), reach.start.diff())
+            rank = torch.arange(len(owner)) - reach.start[owner]
+            keys = (key_counts[reach.key_tile.long()] * (rank < counts[owner])).double()
+            total += weight * float((keys * self.queries.count()[owner]).sum())
+            heads += weight
+        return round(total / heads)
+
+    def keys_per_query(self) -> float:
+        """Mean number of keys that a query reads."""
+        return self.pairs() / len(self.queries.order)
+
+    def density(self) -> float:
+        """Computed pairs over all pairs: the predicted cost relative to dense attention."""
+        return self.keys_per_query() / len(self.keys.order)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.queries.order)} queries in {len(self.queries)} tiles of {self.queries.size}, "
+            f"{len(self.keys.order)} keys in {len(self.keys)} tiles of {self.keys.size}, tolerance {self.tolerance:g}: "
+            f"{self.keys_per_query():.0f} keys per query, {100 * self.density():.2g} % of all pairs"
+        )
+
+    def reaching(
+        self, margin: float, weight: float, query_positions: Tensor, key_positions: Tensor, encoding: Encoding
+    ) -> AttentionPlan:
+        """This plan, or one with longer lists if the cut raised by ``margin`` and divided by ``weight`` passes them."""
+        missing = max(float(r.cut.max() + margin) / max(weight, 1e-6) - r.limit for r in self.reaches)
+        if missing <= 0:
+            return self
+        if self._wider is None or min(r.limit for r in self._wider.reaches) < missing + min(
+            r.limit for r in self.reaches
+        ):
+            self._wider = plan_attention(
+                query_positions,
+                None if key_positions is query_positions else key_positions,
+                encoding=encoding,
+                tolerance=self.tolerance,
+                query_tile=self.queries.size,
+                key_tile=self.keys.size,
+                reserve=_RESERVE + 1.5 * missing,
+            )
+        return self._wider
+
+    def check(self, query_positions: Tensor, key_positions: Tensor, encoding: Encoding) -> None:
+        """Refuse to serve other points or another encoding than the plan was built for."""
+        if encoding.signature() != self.signature:
+            raise ValueError(
+                f"the plan was built for the encoding {self.signature}, not for {encoding.signature()}: build another"
+            )
+        if (fingerprint(query_positions), fingerprint(key_positions)) != self.fingerprint:
+            raise ValueError(
+                f"the plan was built for other points than these ({len(self.queries.order)} queries, "
+                f"{len(self.keys.order)} keys; now {len(query_positions)} and {len(key_positions)}): build another"
+            )
+
+
+def plan_attention(
+    query_positions: Tensor,
+    key_positions: Tensor | None = None,
+    *,
+    encoding: Encoding,
+    tolerance: float = 1e-4,
+    query_tile: int = 256,
+    key_tile: int = 128,
+    reserve: float = _RESERVE,
+) -> AttentionPlan:
+    """Build a plan for points (Nq, P) reading from points (Nk, P), or from themselves.
+
+    ``tolerance`` is the relative error that the attention output may have. ``reserve`` extends the stored lists for
+    layers with large logits; they are extended by a new search if that is not enough.
+    """
+    key_positions = query_positions if key_positions is None else key_positions
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}")
+    for name, points in (("query_positions", query_positions), ("key_positions", key_positions)):
+        if points.ndim != 2 or len(points) == 0 or not bool(torch.isfinite(points).all()):
+            raise ValueError(f"a plan needs finite {name} (N, P), at least one, got the shape {tuple(points.shape)}")
+    with torch.no_grad():
+        widest = encoding.select(None, widest=True)
+        # shorter lengths than the widest lower Phi nowhere by more than this (the far exponential of LAAPE vanishes)
+        slack = query_positions.shape[-1] / 2 if encoding.learns_lengths() else 0.0
+        where_q, where_k = (p.detach().cpu().double() for p in (query_positions, key_positions))
+        origin = where_k.amin(0) + (where_k.amax(0) - where_k.amin(0)) / 2
+        where_q, where_k = (widest.coordinates(p - origin) for p in (where_q, where_k))
+        metric = _metric(widest, where_q.shape[1])
+        if key_positions is query_positions and query_tile % key_tile == 0:
+            (queries, keys), tree = build_tiles(where_q, (query_tile, key_tile), metric)
+        else:
+            (queries,), _ = build_tiles(where_q, (query_tile,), metric)
+            (keys,), tree = build_tiles(where_k, (key_tile,), metric)
+        groups: list[list[int] | None] = [*(encoding.head_groups() or [None])]
+        reaches = [
+            _search(queries, keys, tree, _of_group(widest, group), group, tolerance * math.exp(-slack), reserve)
+            for group in groups
+        ]
+    return AttentionPlan(
+        queries, keys, reaches, origin, tolerance, encoding.signature(),
+        (fingerprint(query_positions), fingerprint(key_positions)),
+    )  # fmt: skip
+
+
+_plans: OrderedDict[tuple, AttentionPlan] = OrderedDict()
+
+
+def cached_plan(query_positions: Tensor, key_positions: Tensor, encoding: Encoding, tolerance: float) -> AttentionPlan:
+    """The plan for these points, built on the first call; a rollout or a training run calls with the same points."""
+    key = (fingerprint(query_positions), fingerprint(key_positions), encoding.signature(), tolerance)
+    if key not in _plans:
+        _plans[key] = plan_attention(query_positions, key_positions, encoding=encoding, tolerance=tolerance)
+        while len(_plans) > 8:
+            _plans.popitem(last=False)
+    _plans.move_to_end(key)
+    return _plans[key]
+
+
+def fingerprint(positions: Tensor) -> int:
+    """A checksum of the points, to tell clouds apart."""
+    data = positions.detach().cpu().contiguous()
+    return zlib.crc32(data.numpy().data, zlib.crc32(repr((tuple(data.shape), data.dtype)).encode()))
+
+
+@dataclass
+class _Tree:
+    """The splits above the tiles: children of each node, -1 at a leaf, which is one tile, and bounding boxes."""
+
+    left: np.ndarray
+    right: np.ndarray
+    tile: np.ndarray  # the first tile that a node covers
+    low: np.ndarray  # (nodes, P)
+    high: np.ndarray
+
+
+def build_tiles(points: Tensor, sizes: tuple[int, ...], metric: Tensor) -> tuple[list[Tiles], _Tree]:
+    """Split points (N, P) along the axis that is widest in units of ``metric`` (P,) until tiles hold ``sizes[-1]``.
+
+    Splits fall on multiples of the largest of the sizes that is still too small for the part, so every coarser tile
+    is a run of finer ones. Returns the tiles of each size (in one common order) and the tree above the finest.
+    """
+    work = points.numpy() / metric.numpy()  # kept in the current order, so that a split touches its own part only
+    order = np.arange(len(points))
+    left: list[int] = []
+    right: list[int] = []
+    spans = [(0, len(points))]
+    while len(left) < len(spans):  # breadth first, so that children come after their parents
+        start, stop = spans[len(left)]
+        unit = next((size for size in sizes if size < stop - start), None)
+        if unit is None:
+            left.append(-1)
+            right.append(-1)
+            continue
+        middle = (-(-(stop - start) // unit) + 1) // 2 * unit  # full tiles to the left
+        part = work[start:stop]
+        axis = int(np.argmax([np.ptp(column) for column in part.T]))
+        split = np.argpartition(part[:, axis], middle)
+        work[start:stop], order[start:stop] = part[split], order[start:stop][split]
+        left.append(len(spans))
+        right.append(len(spans) + 1)
+        spans += [(start, start + middle), (start + middle, stop)]
+    in_order = points.numpy()[order]
+    tiles = []
+    for size in sizes:
+        bounds = np.arange(0, len(points), size)
+        low, high = (torch.from_numpy(f.reduceat(in_order, bounds, axis=0)) for f in (np.minimum, np.maximum))
+        tiles.append(Tiles(torch.from_numpy(order), size, low, high))
+    boxes = np.empty((2, len(spans), points.shape[1]))
+    finest = tiles[-1]
+    for n in reversed(range(len(spans))):
+        if left[n] < 0:
+            tile = spans[n][0] // finest.size
+            boxes[:, n] = finest.low[tile], finest.high[tile]
+        else:
+            boxes[0, n] = np.minimum(boxes[0, left[n]], boxes[0, right[n]])
+            boxes[1, n] = np.maximum(boxes[1, left[n]], boxes[1, right[n]])
+    first_tile = np.array([start for start, _ in spans]) // finest.size
+    return tiles, _Tree(np.array(left), np.array(right), first_tile, boxes[0], boxes[1])
+
+
+def _of_group(widest: Encoding, group: list[int] | None) -> Encoding:
+    """The encoding of one head that stands for its group."""
+    return widest if group is None else widest.select(group[:1], widest=True)
+
+
+def _metric(encoding: Encoding, space_dim: int) -> Tensor:
+    """A length per axis that makes tiles compact: where the penalty along the axis has risen by 1."""
+    lengths = []
+    centre = encoding.centre(space_dim).reshape(-1, space_dim)[0]
+    for axis in range(space_dim):
+        step = torch.zeros(space_dim, dtype=torch.float64)
+        step[axis] = 1.0
+        reach = 1.0
+        base = encoding.axis_penalty(centre).reshape(-1, space_dim)[0, axis]
+        for _ in range(100):
+            risen = encoding.axis_penalty(centre + reach * step).reshape(-1, space_dim)[0, axis] - base
+            if risen >= 1 or reach > 1e12:
+                break
+            reach *= 1.3
+        lengths.append(reach)
+    return torch.tensor(lengths, dtype=torch.float64)
+
+
+def _bounds(encoding: Encoding, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest and the largest penalty of displacements between low and high (n, P)."""
+    lowest, highest = torch.from_numpy(low), torch.from_numpy(high)
+    centre = encoding.centre(low.shape[1]).reshape(-1, low.shape[1])[0]
+    nearest = torch.minimum(torch.maximum(centre.expand_as(lowest), lowest), highest)
+
+    def penalty(axis_penalty: Tensor) -> np.ndarray:
+        return encoding.combine(axis_penalty).reshape(-1).numpy()
+
+    ends = torch.maximum(encoding.axis_penalty(lowest), encoding.axis_penalty(highest))
+    return penalty(encoding.axis_penalty(nearest)), penalty(ends)
+
+
+def _search(
+    queries: Tiles,
+    keys: Tiles,
+    tree: _Tree,
+    encoding: Encoding,
+    heads: list[int] | None,
+    tolerance: float,
+    reserve: float,
+) -> Reach:
+    """List, for every query tile, the key tiles that can matter."""
+    # Were all keys just beyond the limit and one at the best place, they would weigh less than the tolerance.
+    limit = -math.log(tolerance) + math.log(max(len(keys.order), 2)) / 2 + reserve
+    key_counts = keys.count().numpy().astype(float)
+    sizes: list[np.ndarray] = []
+    tiles: list[np.ndarray] = []
+    potentials: list[np.ndarray] = []
+    cuts: list[np.ndarray] = []
+    bests: list[np.ndarray] = []
+    for first in range(0, len(queries), _TILES_AT_A_TIME):
+        q_low, q_high = (b[first : first + _TILES_AT_A_TIME].numpy() for b in (queries.low, queries.high))
+        count = len(q_low)
+        best = np.full(count, np.inf)
+        owner, node = np.arange(count), np.zeros(count, dtype=np.int64)
+        found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        while len(owner):
+            smallest, largest = _bounds(encoding, q_low[owner] - tree.high[node], q_high[owner] - tree.low[node])
+            np.minimum.at(best, owner, largest)
+            near = smallest <= best[owner] + limit
+            owner, node, smallest = owner[near], node[near], smallest[near]
+            leaf = tree.left[node] < 0
+            found.append((owner[leaf], tree.tile[node[leaf]], smallest[leaf]))
+            owner, node = owner[~leaf], node[~leaf]
+            owner, node = np.concatenate([owner, owner]), np.concatenate([tree.left[node], tree.right[node]])
+        owner, tile, smallest = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        near = smallest <= best[owner] + limit  # the best key was not known to the first ones found
+        owner, tile, smallest = owner[near], tile[near], smallest[near]
+        rank = np.lexsort((smallest, owner))
+        owner, tile, smallest = owner[rank], tile[rank], smallest[rank]
+        start = np.searchsorted(owner, np.arange(count + 1))
+        excess = smallest - np.minimum.reduceat(smallest, start[:-1])[owner]
+        cuts.append(_cuts(excess, key_counts[tile], owner, start, tolerance))
+        for collected, value in zip(
+            (sizes, tiles, potentials, bests), (np.diff(start), tile, excess, best), strict=True
+        ):
+            collected.append(value)
+    start = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
+    return Reach(
+        heads,
+        torch.from_numpy(start),
+        torch.from_numpy(np.concatenate(tiles).astype(np.int32)),
+        torch.from_numpy(np.concatenate(potentials).astype(np.float32)),
+        torch.from_numpy(np.concatenate(cuts).astype(np.float32)),
+        torch.from_numpy(np.concatenate(bests)),
+        limit,
+    )
+
+
+def _cuts(excess: np.ndarray, counts: np.ndarray, owner: np.ndarray, start: np.ndarray, tolerance: float) -> np.ndarray:
+    """Per query tile, the potential beyond which all keys together weigh less than ``tolerance`` of the whole."""
+    mass = np.cumsum((counts * np.exp(-excess))[::-1])[::-1]  # of this and all later entries, over all owners
+    after = np.append(mass, 0.0)[start[1:]]
+    mass = mass - after[owner]  # now over later entries of the same owner
+    needed = mass > tolerance * mass[start[:-1]][owner]
+    last = np.maximum.reduceat(np.where(needed, np.arange(len(owner)), -1), start[:-1])
+    return excess[np.maximum(last, start[:-1])]
