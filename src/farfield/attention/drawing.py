@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from farfield.attention.functional import local_attention
 from farfield.attention.locality import LAAPE, LASPE, Encoding, RoPE
+from farfield.attention.plan import AttentionPlan, Tiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,6 +116,39 @@ def draw_overview(path: str | Path) -> Path:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     plot_kernel_shapes(left)
     plot_domain_enlargement(right, [2, 3, 5, 7, 10])
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return Path(path)
+
+
+def draw_plan(plan: AttentionPlan, positions: torch.Tensor, path: str | Path, tile: int | None = None) -> Path:
+    """Draw the tiles of 2D key positions, with the keys that one query tile reads, to a PNG."""
+    import matplotlib.pyplot as plt
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    if positions.shape[-1] != 2:
+        raise ValueError(f"draw_plan draws points in 2 axes, these have {positions.shape[-1]}")
+    reach = plan.reaches[0]
+    tile = len(plan.queries) // 2 if tile is None else tile
+    start = int(reach.start[tile])
+    chosen = reach.key_tile[start : start + int(reach.counts()[tile])].long()
+
+    def boxes(tiles: Tiles, which: torch.Tensor, **style: Any) -> PatchCollection:
+        corners, sizes = tiles.low[which], (tiles.high - tiles.low)[which]
+        patches = [Rectangle(c, *s) for c, s in zip(corners.tolist(), sizes.tolist(), strict=True)]
+        return PatchCollection(patches, **style)
+
+    figure, axes = plt.subplots(figsize=(5.6, 5.2), layout="constrained")
+    everything = torch.arange(len(plan.keys))
+    axes.add_collection(boxes(plan.keys, everything, facecolor="none", edgecolor="0.75", lw=0.4))
+    axes.add_collection(boxes(plan.keys, chosen, facecolor="#bcd7c6", edgecolor="#3a8f5c", lw=0.5))
+    axes.add_collection(boxes(plan.queries, torch.tensor([tile]), facecolor="none", edgecolor="#c1443c", lw=1.6))
+    axes.autoscale_view()
+    axes.set_aspect("equal")
+    axes.set_title(
+        f"One tile of {plan.queries.size} queries (red) reads the green tiles of {plan.keys.size} keys", fontsize=9
+    )
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return Path(path)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import torch
 from torch import Tensor
 
 from farfield.attention.dense import dense, penalty_matrix, reference
+from farfield.attention.flex import BLOCK, flex
 from farfield.attention.locality import Encoding, RoPE
 from farfield.attention.plan import AttentionPlan, cached_plan
 from farfield.attention.tiled import tiled
 
-BACKENDS = ("auto", "reference", "dense", "tiled")
+_log = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "reference", "dense", "tiled", "flex")
 # Up to so many pairs all of them are computed: a plan would cost more than it saves.
 _FEW_PAIRS = 1 << 22
 # Gathering makes a computed pair dearer than a dense one; beyond this fraction of all pairs dense wins.
@@ -41,8 +45,8 @@ def local_attention(
         key_positions: likewise for the keys; None for self-attention.
         encoding: RoPE, LASPE, LAAPE, FlashBias, ALiBi or Window.
         backend: "reference" writes the formula out; "dense" calls one fused kernel over all pairs; "tiled" computes
-            only the keys in reach, at a cost that grows linearly with the number of points; "auto" picks
-            (:func:`explain_backend` says what and why).
+            only the keys in reach, at a cost that grows linearly with the number of points; "flex" does the same in
+            one FlexAttention kernel, for CUDA; "auto" picks (:func:`explain_backend` says what and why).
         tolerance: relative error that a sparse backend may make; also what counts as out of reach for ``empty``.
         plan: from :func:`plan_attention`, for the sparse backends; made (and remembered) here if not given.
         empty: a query that has no key in reach (every weight exp(-Phi) below ``tolerance`` times the kernel's peak)
@@ -56,17 +60,19 @@ def local_attention(
     _check_arguments(q, k, v, query_positions, key_positions, encoding, backend, tolerance, empty)
     query_positions, key_positions = _unbatched(query_positions), _unbatched(key_positions)
     if backend == "auto":
-        backend = _choose(query_positions, key_positions, encoding, q, tolerance, plan)[0]
+        backend, reason = _choose(query_positions, key_positions, encoding, q, tolerance, plan)
+        _log.debug("local_attention: %s, because %s", backend, reason)
     dtype = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias channels to bfloat16
         where_q, where_k = _centred(query_positions, key_positions)
         weight = encoding.query_weight(q.to(dtype))
         q_turned = encoding.rotate(q.to(dtype), where_q)
         k_turned = encoding.rotate(k.to(dtype), where_k)
-        if backend == "tiled":
-            out = _tiled(
-                q_turned, k_turned, v.to(dtype), query_positions, key_positions, encoding, weight, tolerance, plan
-            )
+        if backend in ("tiled", "flex"):
+            rotated = (q_turned, k_turned, v.to(dtype))
+            if backend == "flex":  # its kernels multiply in the inputs' precision, add and form the bias in float32
+                rotated = (q_turned.to(q.dtype), k_turned.to(q.dtype), v)
+            out = _sparse(backend, *rotated, query_positions, key_positions, encoding, weight, tolerance, plan)
         else:
             where_q, where_k = where_q.to(dtype), where_k.to(dtype)
             obstacle = _obstacle_to_dense(where_q, where_k, encoding, dtype) if backend == "dense" else None
@@ -105,9 +111,11 @@ def _choose(
 ) -> tuple[str, str]:
     """The backend that "auto" stands for, and the reason."""
     if plan is not None:
-        return "tiled", "a plan was given"
+        fits_flex = plan.queries.size == plan.keys.size == BLOCK
+        return ("flex" if q.device.type == "cuda" and fits_flex else "tiled"), "a plan was given"
     dtype = torch.promote_types(q.dtype, torch.float32)
-    obstacle = _obstacle_to_dense(*(p.to(dtype) for p in _centred(query_positions, key_positions)), encoding, dtype)
+    where_q, where_k = _centred(query_positions, key_positions)
+    obstacle = _obstacle_to_dense(where_q.to(dtype), where_k.to(dtype), encoding, dtype)
     pairs = query_positions.shape[-2] * key_positions.shape[-2]
     if isinstance(encoding, RoPE):
         return "dense", "RoPE alone is not local, every key counts"
@@ -115,32 +123,38 @@ def _choose(
         return "dense", f"{pairs} pairs are so few that a plan would cost more than it saves"
     if pairs <= _FEW_PAIRS and not encoding.decomposes:
         return "reference", f"{type(encoding).__name__} does not decompose, and {pairs} pairs are few"
-    first = (p if p.ndim == 2 else p[0] for p in (query_positions, key_positions))
-    density = cached_plan(*first, encoding, tolerance).density()
+    first_q, first_k = (p if p.ndim == 2 else p[0] for p in (query_positions, key_positions))
+    density = cached_plan(first_q, first_k, encoding, tolerance).density()
     if density > _DENSE_FROM and not obstacle:
         return "dense", f"{100 * density:.0f} % of all pairs are in reach, so skipping the rest would not pay"
-    return "tiled", f"{100 * density:.2g} % of all pairs are in reach"
+    reason = f"{100 * density:.2g} % of all pairs are in reach"
+    if q.device.type == "cuda":
+        return "flex", reason + ", and the device is CUDA"
+    return "tiled", reason
 
 
-def _tiled(
-    q: Tensor, k: Tensor, v: Tensor, query_positions: Tensor, key_positions: Tensor, encoding: Encoding,
+def _sparse(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, query_positions: Tensor, key_positions: Tensor, encoding: Encoding,
     weight: Tensor | None, tolerance: float, plan: AttentionPlan | None,
 ) -> Tensor:  # fmt: skip
-    """The tiled backend, with the plan found or made; batch entries with points of their own go one by one."""
+    """A sparse backend, with the plan found or made; batch entries with points of their own go one by one."""
     if query_positions.ndim == 2 and key_positions.ndim == 2:
-        if plan is None:
-            plan = cached_plan(query_positions, key_positions, encoding, tolerance)
-        else:
+        if plan is not None:
             plan.check(query_positions, key_positions, encoding)
-        return tiled(q, k, v, query_positions, key_positions, encoding, weight, plan)
+        elif backend == "flex":
+            plan = cached_plan(query_positions, key_positions, encoding, tolerance, tile=BLOCK)
+        else:
+            plan = cached_plan(query_positions, key_positions, encoding, tolerance)
+        run = flex if backend == "flex" else tiled
+        return run(q, k, v, query_positions, key_positions, encoding, weight, plan)
     if plan is not None:
         raise ValueError("a plan serves one point cloud: give positions (N, P) with it, not (B, N, P)")
     entries = []
     for b in range(len(q)):
-        where = (p if p.ndim == 2 else p[b] for p in (query_positions, key_positions))
+        where_q, where_k = (p if p.ndim == 2 else p[b] for p in (query_positions, key_positions))
         one = slice(b, b + 1)
         some = None if weight is None else weight[one]
-        entries.append(_tiled(q[one], k[one], v[one], *where, encoding, some, tolerance, None))
+        entries.append(_sparse(backend, q[one], k[one], v[one], where_q, where_k, encoding, some, tolerance, None))
     return torch.cat(entries)
 
 
@@ -180,7 +194,10 @@ def _obstacle_to_dense(where_q: Tensor, where_k: Tensor, encoding: Encoding, dty
     """Why the dense backend cannot serve these points, and what can; None if it can."""
     if not encoding.decomposes:
         name = type(encoding).__name__
-        return f"backend='dense' needs a bias that decomposes into channels, {name} does not: use backend='tiled' or 'reference'"
+        return (
+            f"backend='dense' needs a bias that decomposes into channels, {name} does not: "
+            "use backend='tiled' or 'reference'"
+        )
     limit = encoding.dense_range(dtype)
     if limit is None:
         return None

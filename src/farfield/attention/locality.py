@@ -65,15 +65,23 @@ class Encoding(nn.Module):
 
     def penalty(self, delta: Tensor) -> Tensor:
         """``potential``, but finite and increasing with distance however far the key."""
-        return self.combine(self.axis_penalty(self.coordinates(delta)))
+        return self.combine(self.axis_penalty(self.coordinates(delta)).sum(-1))
 
     def axis_penalty(self, delta: Tensor) -> Tensor:
         """The summands of Phi, for displacements that are already in the basis' coordinates."""
+        return self.axis_formula(delta, *(lengths(delta) for lengths in self.lengths()))
+
+    def axis_formula(self, delta: Tensor, *lengths: Tensor) -> Tensor:
+        """One summand, element by element, from the displacement along its axis and the ``lengths`` there."""
         return torch.zeros_like(delta)
 
-    def combine(self, axis_penalty: Tensor) -> Tensor:
-        """The penalty from its summands: their sum, but for Window."""
-        return axis_penalty.sum(-1)
+    def combine(self, total: Tensor) -> Tensor:
+        """The penalty from the sum over axes: the sum itself, but for Window."""
+        return total
+
+    def lengths(self) -> list[_DecayLengths]:
+        """The decay lengths that ``axis_formula`` takes."""
+        return []
 
     def centre(self, space_dim: int) -> Tensor:
         """The displacement at which Phi is smallest, in the basis' coordinates: (P,), per head (H, 1, 1, P)."""
@@ -81,7 +89,7 @@ class Encoding(nn.Module):
 
     def floor(self, space_dim: int) -> Tensor:
         """The smallest value of Phi: a scalar, per head (H, 1, 1)."""
-        return self.combine(self.axis_penalty(self.centre(space_dim)))
+        return self.combine(self.axis_penalty(self.centre(space_dim)).sum(-1))
 
     def query_weight(self, q: Tensor) -> Tensor | None:
         """A factor (B, H, N) on Phi that depends on the query, or None."""
@@ -205,14 +213,14 @@ class _DecayLengths(nn.Module):
 class _WithDecayLengths(Encoding):
     """What LASPE, LAAPE and FlashBias share: decay lengths and their bookkeeping."""
 
-    def _length_modules(self) -> list[_DecayLengths]:
+    def lengths(self) -> list[_DecayLengths]:
         return [m for m in self.children() if isinstance(m, _DecayLengths)]
 
     def heads(self) -> int | None:
-        return max((m.maximum.shape[0] for m in self._length_modules() if m.maximum.ndim == 2), default=None)
+        return max((m.maximum.shape[0] for m in self.lengths() if m.maximum.ndim == 2), default=None)
 
     def space_dim(self) -> int | None:
-        given = [m.maximum.shape[-1] for m in self._length_modules() if m.maximum.ndim > 0]
+        given = [m.maximum.shape[-1] for m in self.lengths() if m.maximum.ndim > 0]
         return given[0] if given else super().space_dim()
 
     def _channel_lengths(self, lengths: _DecayLengths, positions: Tensor) -> Tensor:
@@ -222,14 +230,14 @@ class _WithDecayLengths(Encoding):
 
     def _check(self) -> None:
         """Heads and axes must agree between the parameters."""
-        shapes = {tuple(m.maximum.shape) for m in self._length_modules() if m.maximum.ndim > 0}
+        shapes = {tuple(m.maximum.shape) for m in self.lengths() if m.maximum.ndim > 0}
         axes = {s[-1] for s in shapes} | ({self.basis.shape[0]} if self.basis is not None else set())
         if len(axes) > 1 or len({s[0] for s in shapes if len(s) == 2}) > 1:
             raise ValueError(f"decay lengths and basis must agree in heads and axes, got shapes {sorted(shapes)}")
 
     def head_groups(self) -> list[list[int]] | None:
         heads = self.heads()
-        per_head = [m.maximum for m in self._length_modules() if m.maximum.ndim == 2]
+        per_head = [m.maximum for m in self.lengths() if m.maximum.ndim == 2]
         if not per_head or heads is None:
             return None
         groups: dict[tuple, list[int]] = {}
@@ -245,10 +253,10 @@ class _WithDecayLengths(Encoding):
         return view
 
     def learns_lengths(self) -> bool:
-        return any(m.learned for m in self._length_modules())
+        return any(m.learned for m in self.lengths())
 
     def signature(self) -> tuple:
-        lengths = tuple((m.learned, *m.maximum.shape, *m.maximum.flatten().tolist()) for m in self._length_modules())
+        lengths = tuple((m.learned, *m.maximum.shape, *m.maximum.flatten().tolist()) for m in self.lengths())
         return (*super().signature(), *lengths)
 
     @staticmethod
@@ -273,8 +281,8 @@ class LASPE(_WithDecayLengths):
         self.decay_length = _DecayLengths("decay_length", decay_length, learned, max_decay_length)
         self._check()
 
-    def axis_penalty(self, delta: Tensor) -> Tensor:
-        return 0.5 * (delta / self.decay_length(delta)).square()
+    def axis_formula(self, delta: Tensor, *lengths: Tensor) -> Tensor:
+        return 0.5 * (delta / lengths[0]).square()
 
     # -1/2 (a - b)^2 = -1/2 [a^2, -2a, 1] . [1, b, b^2] with a = c / l, b = xi / l, for each axis
     def query_channels(self, positions: Tensor, head_dim: int) -> Tensor:
@@ -325,9 +333,9 @@ class LAAPE(_WithDecayLengths):
         rising, falling = x / self.decay_length_minus(x), -x / self.decay_length_plus(x)
         return 0.5 * (rising.exp() + falling.exp()).sum(-1)
 
-    def axis_penalty(self, delta: Tensor) -> Tensor:
-        rising, falling = delta / self.decay_length_minus(delta), -delta / self.decay_length_plus(delta)
-        return 0.5 * (_ordered_exp(rising) + _ordered_exp(falling))
+    def axis_formula(self, delta: Tensor, *lengths: Tensor) -> Tensor:
+        plus, minus = lengths
+        return 0.5 * (_ordered_exp(delta / minus) + _ordered_exp(-delta / plus))
 
     def centre(self, space_dim: int) -> Tensor:
         """delta* = ln(l- / l+) / (1 / l- + 1 / l+)."""
@@ -372,7 +380,7 @@ class FlashBias(_WithDecayLengths):
         self.weight = nn.Parameter(torch.zeros(heads, head_dim))
         self.bias = nn.Parameter(torch.full((heads,), math.log(math.e - 1)))  # softplus of it is 1
 
-    axis_penalty = LASPE.axis_penalty
+    axis_formula = LASPE.axis_formula
     query_channels = LASPE.query_channels
     key_channels = LASPE.key_channels
 
@@ -398,7 +406,7 @@ class ALiBi(Encoding):
         super().__init__(_rotary(rotary))
         self.slope = _positive("slope", slope)
 
-    def axis_penalty(self, delta: Tensor) -> Tensor:
+    def axis_formula(self, delta: Tensor, *lengths: Tensor) -> Tensor:
         return self.slope * delta.abs()
 
     def signature(self) -> tuple:
@@ -421,14 +429,12 @@ class Window(Encoding):
     def signature(self) -> tuple:
         return (*super().signature(), self.radius)
 
-    def axis_penalty(self, delta: Tensor) -> Tensor:
-        """|delta_i| itself: the window is a threshold on the sum over axes, not a sum of thresholds."""
+    def axis_formula(self, delta: Tensor, *lengths: Tensor) -> Tensor:
         return delta.abs()
 
-    def combine(self, axis_penalty: Tensor) -> Tensor:
-        distance = axis_penalty.sum(-1)
+    def combine(self, total: Tensor) -> Tensor:
         # 1e20 drowns any logit, and still orders keys by distance for a query with none inside
-        return torch.where(distance > self.radius, 1e20 * distance / self.radius, torch.zeros_like(distance))
+        return torch.where(total > self.radius, 1e20 * total / self.radius, torch.zeros_like(total))
 
 
 def _rotary(rotary: RoPE | str | None) -> RoPE | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,14 @@ from farfield.attention.locality import Encoding
 
 # Lists reach this much further (in Phi) than the cut, so that layers with large logits need no new plan.
 _RESERVE = 6.0
+# Points per tile: queries take the coarsest that pays (see _best_size), keys the finest. What a pair costs with each,
+# relative to dense attention, was measured: fused kernels work on blocks of 256 queries if they get 768 or more.
+_QUERY_COST = {1024: 1.05, 256: 1.4, 64: 2.2}
+_KEY_TILE = 64
+# Work that each tile costs whatever its size, in pairs.
+_PER_TILE = 100_000
+# Boxes are nearer than the points in them: what is left out weighs less than the estimate by at least this factor.
+_CONSERVATIVE = 2.0
 # So many query tiles descend the key tree at a time, which bounds the memory of the search.
 _TILES_AT_A_TIME = 2048
 
@@ -123,7 +132,7 @@ class AttentionPlan:
         ):
             self._wider = plan_attention(
                 query_positions,
-                None if key_positions is query_positions else key_positions,
+                key_positions,
                 encoding=encoding,
                 tolerance=self.tolerance,
                 query_tile=self.queries.size,
@@ -151,16 +160,19 @@ def plan_attention(
     *,
     encoding: Encoding,
     tolerance: float = 1e-4,
-    query_tile: int = 256,
-    key_tile: int = 128,
+    query_tile: int | None = None,
+    key_tile: int = _KEY_TILE,
     reserve: float = _RESERVE,
 ) -> AttentionPlan:
     """Build a plan for points (Nq, P) reading from points (Nk, P), or from themselves.
 
-    ``tolerance`` is the relative error that the attention output may have. ``reserve`` extends the stored lists for
+    ``tolerance`` is the relative error that the attention output may have. ``query_tile`` and ``key_tile`` are points
+    per tile; by default queries take the size that makes the whole cheapest. ``reserve`` extends the stored lists for
     layers with large logits; they are extended by a new search if that is not enough.
     """
     key_positions = query_positions if key_positions is None else key_positions
+    marks = (fingerprint(query_positions), fingerprint(key_positions))
+    own = marks[0] == marks[1]  # every query is a key too
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}")
     for name, points in (("query_positions", query_positions), ("key_positions", key_positions)):
@@ -174,30 +186,43 @@ def plan_attention(
         origin = where_k.amin(0) + (where_k.amax(0) - where_k.amin(0)) / 2
         where_q, where_k = (widest.coordinates(p - origin) for p in (where_q, where_k))
         metric = _metric(widest, where_q.shape[1])
-        if key_positions is query_positions and query_tile % key_tile == 0:
-            (queries, keys), tree = build_tiles(where_q, (query_tile, key_tile), metric)
+        sizes = (*_QUERY_COST,) if query_tile is None else (query_tile,)
+        if own and sizes[-1] % key_tile == 0:
+            tilings, tree = build_tiles(where_q, tuple(dict.fromkeys((*sizes, key_tile))), metric)
+            keys = tilings[-1]
         else:
-            (queries,), _ = build_tiles(where_q, (query_tile,), metric)
+            tilings, _ = build_tiles(where_q, sizes, metric)
             (keys,), tree = build_tiles(where_k, (key_tile,), metric)
-        groups: list[list[int] | None] = [*(encoding.head_groups() or [None])]
+        groups: Sequence[list[int] | None] = encoding.head_groups() or [None]
+        kernels = [_of_group(widest, group) for group in groups]
+        tolerance_wide = tolerance * math.exp(-slack)
+        queries = _best_size(tilings[: len(sizes)], keys, tree, kernels, own, tolerance_wide)
         reaches = [
-            _search(queries, keys, tree, _of_group(widest, group), group, tolerance * math.exp(-slack), reserve)
-            for group in groups
+            _search(queries, keys, tree, kernel, group, own, tolerance_wide, reserve)
+            for kernel, group in zip(kernels, groups, strict=True)
         ]
     return AttentionPlan(
         queries, keys, reaches, origin, tolerance, encoding.signature(),
-        (fingerprint(query_positions), fingerprint(key_positions)),
+        marks,
     )  # fmt: skip
 
 
 _plans: OrderedDict[tuple, AttentionPlan] = OrderedDict()
 
 
-def cached_plan(query_positions: Tensor, key_positions: Tensor, encoding: Encoding, tolerance: float) -> AttentionPlan:
-    """The plan for these points, built on the first call; a rollout or a training run calls with the same points."""
-    key = (fingerprint(query_positions), fingerprint(key_positions), encoding.signature(), tolerance)
+def cached_plan(
+    query_positions: Tensor, key_positions: Tensor, encoding: Encoding, tolerance: float, tile: int | None = None
+) -> AttentionPlan:
+    """The plan for these points, built on the first call; a rollout or a training run calls with the same points.
+
+    ``tile`` sets the points per tile on both sides, for kernels that need it.
+    """
+    key = (fingerprint(query_positions), fingerprint(key_positions), encoding.signature(), tolerance, tile)
     if key not in _plans:
-        _plans[key] = plan_attention(query_positions, key_positions, encoding=encoding, tolerance=tolerance)
+        _plans[key] = plan_attention(
+            query_positions, key_positions, encoding=encoding, tolerance=tolerance, query_tile=tile,
+            key_tile=tile or _KEY_TILE,
+        )  # fmt: skip
         while len(_plans) > 8:
             _plans.popitem(last=False)
     _plans.move_to_end(key)
@@ -266,6 +291,23 @@ def build_tiles(points: Tensor, sizes: tuple[int, ...], metric: Tensor) -> tuple
     return tiles, _Tree(np.array(left), np.array(right), first_tile, boxes[0], boxes[1])
 
 
+def _best_size(
+    tilings: list[Tiles], keys: Tiles, tree: _Tree, kernels: list[Encoding], own: bool, tolerance: float
+) -> Tiles:
+    """The tiling of the queries with the smallest predicted cost, judged by some tiles of each."""
+    if len(tilings) == 1:
+        return tilings[0]
+
+    def cost(tiles: Tiles) -> float:
+        some = torch.linspace(0, len(tiles) - 1, min(len(tiles), 48)).long()
+        sample = Tiles(tiles.order, tiles.size, tiles.low[some], tiles.high[some])
+        reaches = [_search(sample, keys, tree, kernel, None, own, tolerance, 0.0) for kernel in kernels]
+        mean_keys = sum(float(reach.counts().double().mean()) for reach in reaches)
+        return _QUERY_COST[tiles.size] * mean_keys * keys.size + _PER_TILE / tiles.size
+
+    return min(tilings, key=cost)
+
+
 def _of_group(widest: Encoding, group: list[int] | None) -> Encoding:
     """The encoding of one head that stands for its group."""
     return widest if group is None else widest.select(group[:1], widest=True)
@@ -296,7 +338,7 @@ def _bounds(encoding: Encoding, low: np.ndarray, high: np.ndarray) -> tuple[np.n
     nearest = torch.minimum(torch.maximum(centre.expand_as(lowest), lowest), highest)
 
     def penalty(axis_penalty: Tensor) -> np.ndarray:
-        return encoding.combine(axis_penalty).reshape(-1).numpy()
+        return encoding.combine(axis_penalty.sum(-1)).reshape(-1).numpy()
 
     ends = torch.maximum(encoding.axis_penalty(lowest), encoding.axis_penalty(highest))
     return penalty(encoding.axis_penalty(nearest)), penalty(ends)
@@ -308,12 +350,18 @@ def _search(
     tree: _Tree,
     encoding: Encoding,
     heads: list[int] | None,
+    own: bool,
     tolerance: float,
     reserve: float,
 ) -> Reach:
-    """List, for every query tile, the key tiles that can matter."""
+    """List, for every query tile, the key tiles that can matter to any of its queries.
+
+    Phi counts from ``best``, which no query's best key exceeds: in self-attention a query is at hand for itself,
+    otherwise it is the smallest of the largest potentials between the boxes.
+    """
     # Were all keys just beyond the limit and one at the best place, they would weigh less than the tolerance.
     limit = -math.log(tolerance) + math.log(max(len(keys.order), 2)) / 2 + reserve
+    spare = _CONSERVATIVE if encoding.decomposes else 1.0  # thick tails leave no room
     key_counts = keys.count().numpy().astype(float)
     sizes: list[np.ndarray] = []
     tiles: list[np.ndarray] = []
@@ -323,7 +371,8 @@ def _search(
     for first in range(0, len(queries), _TILES_AT_A_TIME):
         q_low, q_high = (b[first : first + _TILES_AT_A_TIME].numpy() for b in (queries.low, queries.high))
         count = len(q_low)
-        best = np.full(count, np.inf)
+        here = torch.zeros(q_low.shape[1], dtype=torch.float64)
+        best = np.full(count, float(encoding.penalty(here)) if own else np.inf)
         owner, node = np.arange(count), np.zeros(count, dtype=np.int64)
         found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         while len(owner):
@@ -341,8 +390,8 @@ def _search(
         rank = np.lexsort((smallest, owner))
         owner, tile, smallest = owner[rank], tile[rank], smallest[rank]
         start = np.searchsorted(owner, np.arange(count + 1))
-        excess = smallest - np.minimum.reduceat(smallest, start[:-1])[owner]
-        cuts.append(_cuts(excess, key_counts[tile], owner, start, tolerance))
+        excess = np.maximum(smallest - best[owner], 0.0)
+        cuts.append(_cuts(excess, key_counts[tile], owner, start, spare * tolerance))
         for collected, value in zip(
             (sizes, tiles, potentials, bests), (np.diff(start), tile, excess, best), strict=True
         ):
