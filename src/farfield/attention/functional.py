@@ -51,10 +51,11 @@ def local_attention(
         q_turned = encoding.rotate(q.to(dtype), where_q)
         k_turned = encoding.rotate(k.to(dtype), where_k)
         where_q, where_k = where_q.to(dtype), where_k.to(dtype)
+        obstacle = _obstacle_to_dense(where_q, where_k, encoding, dtype)
         if backend == "auto":
-            backend = "dense" if encoding.decomposes else "reference"
-        if backend == "dense":
-            _check_dense(where_q, where_k, encoding, dtype)
+            backend = "reference" if obstacle else "dense"
+        if backend == "dense" and obstacle:
+            raise ValueError(obstacle)
         run = {"reference": reference, "dense": dense}[backend]
         out = run(q_turned, k_turned, v.to(dtype), where_q, where_k, encoding, weight)
         if empty == "zero":
@@ -88,22 +89,22 @@ def _out_of_reach(
     return (excess if weight is None else weight * excess) > -math.log(tolerance)
 
 
-def _check_dense(where_q: Tensor, where_k: Tensor, encoding: Encoding, dtype: torch.dtype) -> None:
+def _obstacle_to_dense(where_q: Tensor, where_k: Tensor, encoding: Encoding, dtype: torch.dtype) -> str | None:
+    """Why the dense backend cannot serve these points, and what can; None if it can."""
     if not encoding.decomposes:
-        raise ValueError(
-            f"backend='dense' needs a bias that decomposes into channels, {type(encoding).__name__} does not: "
-            "use backend='reference'"
-        )
+        name = type(encoding).__name__
+        return f"backend='dense' needs a bias that decomposes into channels, {name} does not: use backend='reference'"
     limit = encoding.dense_range(dtype)
     if limit is None:
-        return
+        return None
     both = encoding.coordinates(torch.cat([where_q.flatten(0, -2), where_k.flatten(0, -2)]))
     width = both.amax(0) - both.amin(0)
-    if bool((width > limit.to(width)).any()):
-        raise ValueError(
-            f"backend='dense' with LAAPE overflows in {dtype} beyond a domain of {limit.tolist()} per axis, this one "
-            f"is {width.tolist()} wide: use backend='reference' (small point clouds)"
-        )
+    if not bool((width > limit.to(width)).any()):
+        return None
+    return (
+        f"backend='dense' with LAAPE overflows in {dtype} beyond a domain of {limit.tolist()} per axis, this one is "
+        f"{width.tolist()} wide: use backend='reference'"
+    )
 
 
 def _check_arguments(
