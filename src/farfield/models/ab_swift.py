@@ -340,8 +340,8 @@ class AbSwift(nn.Module):
             frame: axes turned with the wind; None where it blows along the first coordinate axis.
         """
         batch = anchors.shape[0]
-        clouds = {"obstacle_points": obstacle_points, "terrain_points": terrain_points, "anchors": anchors}
-        obstacle_points, terrain_points, anchors = (self._turned(n, t, batch, frame) for n, t in clouds.items())
+        clouds = {"anchors": anchors, "obstacle_points": obstacle_points, "terrain_points": terrain_points}
+        anchors, obstacle_points, terrain_points = (self._turned(n, t, batch, frame) for n, t in clouds.items())
         _check_supernodes("obstacle_supernodes", obstacle_supernodes, obstacle_points)
         _check_supernodes("terrain_supernodes", terrain_supernodes, terrain_points)
         if terrain_features.ndim == 2:
