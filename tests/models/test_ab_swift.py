@@ -335,6 +335,7 @@ def test_wrong_queries_and_frames_are_named():
         ({"decoder_depth": 0}, "decoder_depth must be at least 1"),
         ({"terrain_radius": -1.0}, "terrain_radius must be positive"),
         ({"fields": {}}, "number of fields must be at least 1"),
+        ({"fields": {"velocity": 1}}, "velocity must have 3 components"),
         ({"metres_per_unit": (0.5, 0.5)}, "geometry encoding is for 3 axes, there are 2"),
     ],
 )

@@ -27,7 +27,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,40 +174,29 @@ class SupernodePooling(nn.Module):
 
 @dataclass(frozen=True)
 class Offer:
-    """Keys and values (B, H, N, W / H) of one branch in one block, for anyone to read."""
+    """Keys and values (B, H, N, W / H) of points at positions (B, N, P) in one block, for anyone to read."""
 
     block: Block
-    stage: str  # "geometry", "processor" or "decoder": whose encoding the block has
-    source: str  # the branch that offers
-    positions: Tensor  # (B, N, P)
+    positions: Tensor
     keys: Tensor
     values: Tensor
 
 
 @dataclass
 class Branch:
-    """Tokens (B, N, W) at positions (B, N, P): they offer keys and values, and read those of others or their own.
+    """Tokens (B, N, W) at positions (B, N, P): they offer keys and values, and read those of others or their own."""
 
-    The one place where the options of :func:`farfield.local_attention` are put together: once for each stage and
-    source, however many blocks read from it.
-    """
-
-    name: str
     positions: Tensor
     tokens: Tensor
-    backend: str
-    tolerance: float
-    options: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    options: dict[str, Any]  # of :func:`farfield.local_attention`
 
-    def offer(self, block: Block, stage: str) -> Offer:
-        return Offer(block, stage, self.name, self.positions, *block.keys_values(self.tokens))
+    def offer(self, block: Block) -> Offer:
+        return Offer(block, self.positions, *block.keys_values(self.tokens))
 
     def read(self, offer: Offer) -> None:
-        place = (offer.stage, offer.source)
-        if place not in self.options:
-            self.options[place] = {"backend": self.backend, "tolerance": self.tolerance}
+        """Let the tokens pass the offer's block; the one place where the network calls attention."""
         self.tokens = offer.block.read(
-            self.tokens, offer.keys, offer.values, self.positions, offer.positions, **self.options[place]
+            self.tokens, offer.keys, offer.values, self.positions, offer.positions, **self.options
         )
 
 
@@ -291,6 +280,8 @@ class AbSwift(nn.Module):
         if width % heads:
             raise ValueError(f"width must be a multiple of heads, got width {width} and {heads} heads")
         space_dim = len(metres_per_unit)
+        if fields.get("velocity", space_dim) != space_dim:
+            raise ValueError(f"velocity must have {space_dim} components, one per axis, got {fields['velocity']}")
         for part, encoding in encodings._asdict().items():
             if encoding.space_dim() not in (None, space_dim):
                 raise ValueError(f"the {part} encoding is for {encoding.space_dim()} axes, there are {space_dim}")
@@ -349,44 +340,41 @@ class AbSwift(nn.Module):
         _check_shape("terrain_features", terrain_features, (*terrain_points.shape[:2], self.terrain_features))
         _check_shape("profile", profile, (batch, *self.profile_shape))
 
-        def branch(name: str, positions: Tensor, tokens: Tensor) -> Branch:
-            return Branch(name, positions, tokens, self.backend, self.tolerance)
-
         pooled = self.pool_obstacles(obstacle_points, None, obstacle_supernodes)
-        obstacles = branch("obstacles", _take(obstacle_points, obstacle_supernodes), pooled)
+        obstacles = self._branch(_take(obstacle_points, obstacle_supernodes), pooled)
         pooled = self.pool_terrain(terrain_points, terrain_features, terrain_supernodes)
-        terrain = branch("terrain", _take(terrain_points, terrain_supernodes), pooled)
+        terrain = self._branch(_take(terrain_points, terrain_supernodes), pooled)
         for among, between in _pairs(self.geometry):
             for surface in (obstacles, terrain):
-                surface.read(surface.offer(among, "geometry"))
-            from_obstacles, from_terrain = (surface.offer(between, "geometry") for surface in (obstacles, terrain))
+                surface.read(surface.offer(among))
+            from_obstacles, from_terrain = (surface.offer(between) for surface in (obstacles, terrain))
             obstacles.read(from_terrain)
             terrain.read(from_obstacles)
         both = (obstacles, terrain)
-        geometry = branch("geometry", *(torch.cat([getattr(b, n) for b in both], 1) for n in ("positions", "tokens")))
+        geometry = self._branch(*(torch.cat([getattr(b, n) for b in both], 1) for n in ("positions", "tokens")))
 
         # Before the volume has read the geometry, its points are all alike, and attention to equal values returns that
         # value whatever the weights: until then one token stands for all.
-        volume = branch("start", anchors[:, :1], self.embed_profile(profile.flatten(1))[:, None])
+        volume = self._branch(anchors[:, :1], self.embed_profile(profile.flatten(1))[:, None])
         start = volume.tokens
         offers: list[Offer] = []
         for number, (among, between) in enumerate(_pairs(self.processor)):
-            geometry.read(geometry.offer(among, "processor"))
-            volume_to_itself = volume.offer(among, "processor")
+            geometry.read(geometry.offer(among))
+            volume_to_itself = volume.offer(among)
             volume.read(volume_to_itself)
-            from_geometry, from_volume = geometry.offer(between, "processor"), volume.offer(between, "processor")
+            from_geometry, from_volume = geometry.offer(between), volume.offer(between)
             if 2 * number + 2 < len(self.processor):  # nobody reads the geometry after the last
                 geometry.read(from_volume)
             if number == 0:
                 start = volume.tokens
-                volume = branch("anchors", anchors, start.expand(-1, anchors.shape[1], -1))
+                volume = self._branch(anchors, start.expand(-1, anchors.shape[1], -1))
             else:
                 offers.append(volume_to_itself)
             volume.read(from_geometry)
             offers.append(from_geometry)
         for block in self.decoder:
             assert isinstance(block, Block)
-            offers.append(volume.offer(block, "decoder"))
+            offers.append(volume.offer(block))
             volume.read(offers[-1])
         return Encoded(start, tuple(offers), volume.tokens, frame)
 
@@ -400,11 +388,14 @@ class AbSwift(nn.Module):
         out = []
         for positions in queries.split(chunk, dim=1) if queries.shape[1] else ():
             tokens = encoded.start.expand(-1, positions.shape[1], -1)
-            points = Branch("queries", positions, tokens, self.backend, self.tolerance)
+            points = self._branch(positions, tokens)
             for offer in encoded.offers:
                 points.read(offer)
             out.append(self._project(points.tokens, encoded.frame))
         return torch.cat(out, dim=1) if out else encoded.start.new_zeros(*queries.shape[:2], sum(self.fields.values()))
+
+    def _branch(self, positions: Tensor, tokens: Tensor) -> Branch:
+        return Branch(positions, tokens, {"backend": self.backend, "tolerance": self.tolerance})
 
     def _project(self, tokens: Tensor, frame: Frame | None) -> Tensor:
         def fields(part: Tensor) -> Tensor:
