@@ -280,11 +280,11 @@ class AbSwift(nn.Module):
         if width % heads:
             raise ValueError(f"width must be a multiple of heads, got width {width} and {heads} heads")
         space_dim = len(metres_per_unit)
-        if fields.get("velocity", space_dim) != space_dim:
-            raise ValueError(f"velocity must have {space_dim} components, one per axis, got {fields['velocity']}")
         for part, encoding in encodings._asdict().items():
             if encoding.space_dim() not in (None, space_dim):
                 raise ValueError(f"the {part} encoding is for {encoding.space_dim()} axes, there are {space_dim}")
+        if fields.get("velocity", space_dim) != space_dim:
+            raise ValueError(f"velocity must have {space_dim} components, one per axis, got {fields['velocity']}")
         self.space_dim, self.terrain_features, self.profile_shape = space_dim, terrain_features, tuple(profile_shape)
         self.fields = dict(fields)
         self.backend, self.tolerance = backend, tolerance
