@@ -90,8 +90,20 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
 
     def forward(self, x: Tensor, positions: Tensor, **options: Any) -> Tensor:
-        x = x + self.attention(pointwise(self.norm_attention, x), positions, **options)
-        return pointwise(lambda part: part + self.mlp(self.norm_mlp(part)), x)
+        """Points (B, N, W) that attend to one another."""
+        return self._add(x, self.attention(pointwise(self.norm_attention, x), positions, **options))
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What points (B, N, W) offer to readers: twice (B, H, N, W / H)."""
+        return self.attention.keys_values(pointwise(self.norm_attention, x))
+
+    def read(self, x: Tensor, k: Tensor, v: Tensor, positions: Tensor, key_positions: Tensor, **options: Any) -> Tensor:
+        """Points (B, Nq, W) that attend to the keys and values of any points, their own included."""
+        q = self.attention.queries(pointwise(self.norm_attention, x))
+        return self._add(x, self.attention.read(q, k, v, positions, key_positions, **options))
+
+    def _add(self, x: Tensor, attended: Tensor) -> Tensor:
+        return pointwise(lambda part: part + self.mlp(self.norm_mlp(part)), x + attended)
 
 
 class TransformerOperator(nn.Module):
