@@ -4,6 +4,7 @@
       case, dataset, seed     what is learned, from which data, from which random numbers
       encoding                how positions act on attention
       model                   the size of the network
+      sampling                which part of each state a training item shows
       training                optimiser, schedule, batches
 
 Unknown keys are refused with the nearest valid name; a configuration goes to YAML and back unchanged.
@@ -133,6 +134,17 @@ class ModelConfig(Strict):
     """Relative error that a sparse backend may make."""
 
 
+class SamplingConfig(Strict):
+    """Which part of each state a training item shows; the whole of it unless said otherwise."""
+
+    crop: list[int] | None = None
+    """Cells per axis of a random window."""
+    rim: int = Field(0, ge=0)
+    """Cells along a window's cut sides that the loss leaves out: their targets depend on what was cut away."""
+    points: int | None = Field(None, ge=1)
+    """Points drawn at random from the window; null for all."""
+
+
 class TrainingConfig(Strict):
     """Optimiser, schedule and batches. The defaults are the paper's for the academic cases."""
 
@@ -162,6 +174,8 @@ class TrainingConfig(Strict):
     """bfloat16 autocast, float32, or bfloat16 where the hardware computes in it."""
     validate_every: int = Field(1000, ge=1)
     """Steps between validations; the last step is always validated."""
+    validation_items: int | None = Field(None, ge=1)
+    """Items of the validation split to validate on, evenly spread; null for all."""
     checkpoint_every: int = Field(500, ge=1)
     """Steps between checkpoints, from which a run can be resumed."""
 
@@ -189,6 +203,8 @@ class RunConfig(Strict):
     """How positions act on attention."""
     model: ModelConfig = ModelConfig()
     """The size of the network."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Which part of each state a training item shows."""
     training: TrainingConfig = TrainingConfig(epochs=100)
     """Optimiser, schedule and batches."""
 
