@@ -11,6 +11,7 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,6 +53,69 @@ def demo(out: Path = typer.Option(Path("farfield-demo"), help="Folder for the pi
     )
 
 
+@app.command()
+def train(
+    case: str | None = typer.Argument(None, help="swe or gray-scott; not with --resume or --config."),
+    encoding: str = typer.Option("laape", help="rope, laspe, laape, flashbias, alibi or window."),
+    preset: str = typer.Option("cpu", help="quick, cpu or paper."),
+    data: Path | None = typer.Option(None, help="Dataset folder.  [default: data/CASE-PRESET]"),
+    out: Path | None = typer.Option(None, help="Run folder.  [default: runs/CASE-PRESET-ENCODING-seedN]"),
+    seed: int = typer.Option(0, help="Decides the initial weights and the order of the data."),
+    settings: list[str] = typer.Option([], "--set", help="A setting of the run, e.g. model.width=96; repeatable."),
+    config: Path | None = typer.Option(None, help="Repeat a run: its config.yaml, instead of CASE and --preset."),
+    resume: Path | None = typer.Option(None, help="Continue the run in this folder, to exactly the same losses."),
+    accelerator: str = typer.Option("auto", help="auto, cpu or cuda."),
+    devices: int = typer.Option(1, help="Processes on this machine, one per GPU."),
+    nodes: int = typer.Option(1, help="Machines; start the same command on each (torchrun and SLURM are understood)."),
+) -> None:
+    """Train one model on a dataset. Ctrl-C saves and leaves; --resume continues.
+
+    Examples:
+
+    `farfield train swe --encoding laape --preset quick`
+
+    `farfield train swe --set training.optimiser=muon --set training.steps=2000 --out runs/muon`
+
+    `farfield train --resume runs/muon`
+    """
+    from farfield.recipes import training_run
+    from farfield.training.academic import fit
+    from farfield.training.config import RunConfig, parse_settings
+    from farfield.training.loop import Interrupted
+    from farfield.training.runs import Run
+
+    if sum(source is not None for source in (case, config, resume)) != 1:
+        raise ValueError("give one of: a case (swe or gray-scott), --config FILE, --resume RUN")
+    if resume is not None:
+        if settings or out is not None:
+            raise ValueError("--resume continues a run as it was begun: --set and --out start a new one")
+        run = Run(resume)
+        run_config = run.config()
+    elif config is not None:
+        run_config = RunConfig.load(config).changed(parse_settings(settings))
+        run = Run(out or Path("runs") / config.resolve().parent.name)
+    else:
+        assert case is not None
+        run_config = training_run(case, preset, encoding, str(data or Path("data") / f"{case}-{preset}"), seed)
+        run_config = run_config.changed(parse_settings(settings))
+        run = Run(out or Path("runs") / f"{case}-{preset}-{run_config.encoding.name}-seed{run_config.seed}")
+    if data is not None:
+        run_config = run_config.changed({"dataset": str(data)})
+    try:
+        fit(
+            run_config,
+            run,
+            resume=resume is not None,
+            accelerator=accelerator,
+            devices=devices,
+            nodes=nodes,
+            console=console,
+        )
+    except Interrupted as stopped:
+        console.print(f"{stopped}")
+        raise typer.Exit(130) from None
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line, not a traceback (unless FARFIELD_DEBUG is set)."""
     try:
@@ -59,7 +123,9 @@ def main() -> None:
     except (ValueError, OSError, RuntimeError) as error:
         if os.environ.get("FARFIELD_DEBUG"):
             raise
-        Console(stderr=True).print(f"[bold red]error:[/] {type(error).__name__}: {error}", highlight=False)
+        Console(stderr=True).print(
+            f"[bold red]error:[/] {type(error).__name__}: {escape(str(error))}", highlight=False, soft_wrap=True
+        )
         sys.exit(2)
 
 

@@ -7,12 +7,11 @@ shows the effect in two minutes a run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from farfield.training.config import EncodingConfig, EncodingName, ModelConfig, RunConfig, TrainingConfig
 
 Case = Literal["swe", "gray-scott"]
-Preset = Literal["quick", "cpu", "paper"]
 
 
 def paper(case: Case, encoding: EncodingName, dataset: str, seed: int = 0) -> RunConfig:
@@ -66,9 +65,14 @@ PRESETS: dict[tuple[str, str], Callable[[Case, EncodingName, str, int], RunConfi
 }
 
 
-def training_run(case: Case, preset: Preset, encoding: EncodingName, dataset: str, seed: int = 0) -> RunConfig:
-    """The configuration of one run of a preset."""
+def training_run(case: str, preset: str, encoding: str, dataset: str, seed: int = 0) -> RunConfig:
+    """The configuration of one run of a preset, from names as a user types them."""
+    if case not in {known for known, _ in PRESETS}:
+        raise ValueError(f"unknown case {case!r}: expected one of {', '.join(sorted({c for c, _ in PRESETS}))}")
     if (case, preset) not in PRESETS:
-        known = ", ".join(p for c, p in PRESETS if c == case)
-        raise ValueError(f"{case} has no preset {preset!r}, only: {known}")
-    return PRESETS[case, preset](case, encoding, dataset, seed)
+        raise ValueError(
+            f"{case} has no preset {preset!r}: expected one of {', '.join(p for c, p in PRESETS if c == case)}"
+        )
+    if encoding not in get_args(EncodingName):
+        raise ValueError(f"unknown encoding {encoding!r}: expected one of {', '.join(get_args(EncodingName))}")
+    return PRESETS[case, preset](cast(Case, case), cast(EncodingName, encoding), dataset, seed)

@@ -45,6 +45,10 @@ class Interrupted(Exception):
     """The run was asked to stop; its checkpoint is saved."""
 
 
+class Diverged(RuntimeError):
+    """The loss is no longer a number; the last checkpoint is untouched."""
+
+
 def start_fabric(config: TrainingConfig, accelerator: str = "auto", devices: int = 1, nodes: int = 1) -> Fabric:
     """Set up the device and, with several, start the other processes (they run the same command)."""
     on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
@@ -67,8 +71,8 @@ def train(
 ) -> None:
     """Train ``task`` to the end, leaving everything in the run's folder.
 
-    Raises ``Interrupted`` after SIGTERM or Ctrl-C (a checkpoint is saved first), ``FloatingPointError`` where the loss
-    stops being finite (the last checkpoint stays as it is).
+    Raises ``Interrupted`` after SIGTERM or Ctrl-C (a checkpoint is saved first), ``Diverged`` where the loss stops
+    being finite (the last checkpoint stays as it is).
     """
     main = fabric.is_global_zero
     parts = config.accumulation * fabric.world_size
@@ -140,7 +144,7 @@ def train(
             loss_value, stopping = float(shared[0]), float(shared[1]) > 0
             norm = nn.utils.clip_grad_norm_(task.model.parameters(), config.gradient_clip or math.inf)
             if not (math.isfinite(loss_value) and math.isfinite(float(norm))):
-                raise FloatingPointError(
+                raise Diverged(
                     f"the loss is {loss_value} and the gradient's norm {float(norm)} at step {step + 1}: stopped. "
                     f"{run.last_path} holds the weights of the last checkpoint; a lower training.learning_rate or "
                     "training.gradient_clip may help"
@@ -182,7 +186,7 @@ def _batches(data: Dataset, config: TrainingConfig, seed: int, first: int, steps
     draws the same.
     """
     order = _order(len(data), config, seed, first, steps, fabric.global_rank, fabric.world_size)  # type: ignore[arg-type]
-    loader: DataLoader = DataLoader(data, batch_sampler=order, generator=torch.Generator())  # type: ignore[arg-type]
+    loader: DataLoader = DataLoader(data, batch_sampler=order, generator=torch.Generator())
     return (fabric.to_device(batch) for batch in loader)
 
 
