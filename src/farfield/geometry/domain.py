@@ -39,7 +39,7 @@ class Domain:
     def spacing(self) -> tuple[float, ...]:
         return tuple(length / count for length, count in zip(self.extent, self.cells, strict=True))
 
-    def centres(self) -> tuple[NDArray[np.float64], ...]:
+    def centres(self) -> tuple[NDArray[np.floating], ...]:
         """The coordinates of the cell centres, one array per axis."""
         return tuple((np.arange(n) + 0.5) * dx for n, dx in zip(self.cells, self.spacing, strict=True))
 

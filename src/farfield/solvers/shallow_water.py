@@ -2,14 +2,14 @@
 
     ∂h/∂t + ∂(hv)/∂x = 0,      ∂(hv)/∂t + ∂(hv² + g h²/2)/∂x = 0
 
-with the water height h, the velocity v and g = ``gravity``; zero-gradient ends. With w = (h, hv) and its flux f(w),
-a cell changes by the difference of Rusanov's fluxes through its two faces,
+with the water height h, the velocity v and g = ``gravity``; zero-gradient ends. With w = (h, hv) and its flux
+f(w), a cell changes by the difference of Rusanov's fluxes through its two faces,
 
     F = [f(w_left) + f(w_right)] / 2 - a (w_right - w_left) / 2,     a = max(|v| + √(g h)) of the two cells,
 
-and an explicit Euler step of ``time_step``. The scheme is deliberately first order and the time step deliberately fixed:
-the published dataset's statistics show this diffusion, and a step that followed the largest wave of the domain would make
-the solution at a point depend on how large the domain is.
+and an explicit Euler step of ``time_step``. The scheme is deliberately first order: the published dataset's
+statistics show its diffusion. The time step is deliberately fixed: one that followed the fastest wave of the
+domain would make the solution at a point depend on how large the domain is.
 """
 
 from __future__ import annotations
@@ -45,37 +45,38 @@ def solve(
     """Solve from ``initial`` and return ``states`` saved states, the first of which is ``initial`` itself.
 
     ``initial`` is (2, cells) or (simulations, 2, cells), in the order v [m/s], h [m]; a state is saved every
-    ``save_every`` time steps [s]. Returns (states, 2, cells) or (simulations, states, 2, cells). Simulations run in
-    parallel; one simulation does not: even 100 km of water take well under a second.
+    ``save_every`` steps of ``time_step`` [s]. Returns (states, 2, cells) or (simulations, states, 2, cells).
+    Simulations run in parallel; one simulation does not: even 100 km of water take well under a second.
     """
-    initial = np.asarray(initial, dtype=np.float64)
-    if domain.space_dim != 1 or initial.shape[-2:] != (2, *domain.cells) or initial.ndim not in (2, 3):
+    first: NDArray[np.float64] = np.asarray(initial, dtype=np.float64)
+    if domain.space_dim != 1 or first.shape[-2:] != (2, *domain.cells) or first.ndim not in (2, 3):
         raise ValueError(
-            f"expected an initial state of shape (2, cells) or (simulations, 2, cells) on a domain of one axis, "
-            f"got {initial.shape} on a domain of {domain.cells} cells"
+            f"expected an initial state of shape (2, cells) or (simulations, 2, cells) on a domain of one "
+            f"axis, got {first.shape} on a domain of {domain.cells} cells"
         )
     if save_every < 1 or states < 1:
         raise ValueError(f"expected save_every and states of at least 1, got {save_every} and {states}")
     if not (time_step > 0 and gravity > 0):
         raise ValueError(f"expected a positive time_step and gravity, got {time_step} and {gravity}")
-    _check(initial, domain, time_step, gravity)
+    _check(first, domain, time_step, gravity)
 
     def step(state: NDArray[np.float64]) -> NDArray[np.float64]:
         advanced = _advance(state, save_every, time_step / domain.spacing[0], gravity)
         _check(advanced, domain, time_step, gravity)
         return advanced
 
-    batch = initial if initial.ndim == 3 else initial[None]
+    batch = first if first.ndim == 3 else first[None]
     trajectory = np.stack(list(rollout(step, batch, states - 1)), axis=1)
-    return trajectory if initial.ndim == 3 else trajectory[0]
+    return trajectory if first.ndim == 3 else trajectory[0]
 
 
 def _check(state: NDArray[np.float64], domain: Domain, time_step: float, gravity: float) -> None:
     if not np.isfinite(state).all():
         raise ValueError("the state is not finite: check the initial state and reduce the time step")
-    if not state[..., 1, :].min() > 0:
+    lowest = state[..., 1, :].min()
+    if not lowest > 0:
         raise ValueError(
-            f"expected a positive water height everywhere (a dry bed is not supported), got {state[..., 1, :].min():g} m"
+            f"expected water everywhere (a dry bed is not supported), got a height of {lowest:g} m"
         )
     limit = stable_time_step(state, domain, gravity)
     if time_step > limit:
@@ -105,7 +106,7 @@ def _advance(state: Any, steps: int, dt_over_dx: float, gravity: float) -> Any:
 
 @numba.njit(cache=True, error_model="numpy")
 def _step(h: Any, q: Any, dt_over_dx: float, gravity: float) -> None:
-    """One time step in place: a sweep from left to right that remembers the last face's flux and the old left cell."""
+    """One time step in place: a sweep to the right that keeps the last face's flux and the old left cell."""
     left_h, left_q = h[0], q[0]
     left_v = left_q / left_h
     left_speed = abs(left_v) + np.sqrt(gravity * left_h)
