@@ -77,9 +77,7 @@ def solve(
         )
     limit = stable_time_step(domain, *rates)
     if time_step > limit:
-        raise ValueError(
-            f"the time step {time_step:g} is above the stability limit of {limit:.4g}: use at most that"
-        )
+        raise ValueError(f"the time step {time_step:g} is above the stability limit of {limit:.4g}: use at most that")
     _check_finite(first)
     dx, dy = domain.spacing
     coefficients = np.array(
@@ -139,9 +137,7 @@ def _advance_tiles(source: Any, result: Any, tasks: Any, steps: int, coefficient
 
 
 @numba.njit(cache=True)
-def _advance_tile(
-    source: Any, result: Any, x0: int, x1: int, y0: int, y1: int, steps: int, coefficients: Any
-) -> None:
+def _advance_tile(source: Any, result: Any, x0: int, x1: int, y0: int, y1: int, steps: int, coefficients: Any) -> None:
     """Advance the cells [x0, x1) x [y0, y1) of one simulation, from ``source`` to ``result``."""
     _, nx, ny = source.shape
     # What is loaded, in cells of the domain; it ends at the domain's sides.
@@ -170,9 +166,7 @@ def _advance_tile(
 # "contract" allows fused multiply-add and nothing else: the order of the sums is kept, so mirrored states
 # give mirrored solutions. Written as changes, U = 1 and V = 0 stay exactly.
 @numba.njit(cache=True, fastmath={"contract"})
-def _step(
-    u: Any, v: Any, new_u: Any, new_v: Any, i0: int, i1: int, j0: int, j1: int, coefficients: Any
-) -> None:
+def _step(u: Any, v: Any, new_u: Any, new_v: Any, i0: int, i1: int, j0: int, j1: int, coefficients: Any) -> None:
     ux, uy, vx, vy, dt, feed, loss = coefficients
     for i in range(i0, i1):
         # Views that start at 0 instead of shifted indices: the compiler sees that none is negative, and

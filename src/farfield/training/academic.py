@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning_fabric.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -13,7 +12,7 @@ from farfield.datasets.sample import SampleSpec
 from farfield.datasets.step_pairs import Sample, StepPairs
 from farfield.models import TransformerOperator
 from farfield.training.config import RunConfig
-from farfield.training.loop import Task, start_fabric, train
+from farfield.training.loop import Task, is_first_process, start_fabric, train
 from farfield.training.runs import Run
 
 
@@ -29,7 +28,7 @@ def fit(
 ) -> None:
     """Train what ``config`` says into the folder of ``run``, or continue it there."""
     task = step_pair_task(config)
-    if rank_zero_only.rank == 0:  # before the other processes start: they must not wait for one that has failed
+    if is_first_process():  # before the other processes start: they must not wait for one that has failed
         if resume:
             run.reopen(task.dataset)
         else:
@@ -52,6 +51,8 @@ def step_pair_task(config: RunConfig) -> Task:
     spec = training_data.spec
     if spec.case != config.case:
         raise ValueError(f"{config.dataset} is a dataset of {spec.case}, the run is for {config.case}")
+    for data in (training_data, validation_data):
+        data.split.preload()
     torch.manual_seed(config.seed)
     return Task(
         model=build_model(config, spec),

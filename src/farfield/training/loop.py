@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -47,6 +48,11 @@ class Interrupted(Exception):
 
 class Diverged(RuntimeError):
     """The loss is no longer a number; the last checkpoint is untouched."""
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that writes; known before the others are started, from the launcher's variables."""
+    return rank_zero_only.rank == 0  # type: ignore[attr-defined]
 
 
 def start_fabric(config: TrainingConfig, accelerator: str = "auto", devices: int = 1, nodes: int = 1) -> Fabric:

@@ -23,7 +23,7 @@ import shlex
 import sys
 import zipfile
 from collections.abc import Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +94,20 @@ class Run:
         record = {
             "commands": [*earlier, shlex.join(["farfield", *sys.argv[1:]])],
             "seed": seed,
-            "versions": {name: version(name) for name in ("farfield", "torch", "numpy", "lightning-fabric")}
+            "versions": {name: _version(name) for name in ("farfield", "torch", "numpy", "lightning-fabric")}
             | {"python": platform.python_version()},
             "processor": platform.machine(),
             "cores": os.cpu_count(),
             "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         }
         atomic_write_text(self.provenance_path, json.dumps(record, indent=1))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed (run from its source)"
 
 
 def save_weights(path: Path, model: nn.Module) -> None:
