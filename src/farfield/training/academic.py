@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from farfield.models import TransformerOperator
 from farfield.training.config import RunConfig
 from farfield.training.loop import Task, is_first_process, start_fabric, train
 from farfield.training.runs import Run
+
+
+# A state whose mean change is below this fraction of the usual change counts as if it were this: nothing moves there.
+SMALLEST_CHANGE = 1e-3
 
 
 def fit(
@@ -58,7 +63,7 @@ def step_pair_task(config: RunConfig) -> Task:
         model=build_model(config, spec),
         training_data=training_data,
         validation_data=validation_data,
-        loss=step_pair_loss,
+        loss=functools.partial(step_pair_loss, kind=config.training.loss),
         points=lambda batch: batch.weights.numel(),
         dataset=_description(training_data, validation_data),
     )
@@ -76,13 +81,17 @@ def build_model(config: RunConfig, spec: SampleSpec) -> TransformerOperator:
     )
 
 
-def step_pair_loss(model: nn.Module, batch: Sample) -> Tensor:
-    """The mean squared error of the standardised changes, over the points that count."""
+def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse") -> Tensor:
+    """The error of the standardised changes over the points that count, as one number (see ``TrainingConfig.loss``)."""
     positions = batch.positions
     if bool((positions == positions[:1]).all()):  # whole domains: one set of points, whose rotations are shared
         positions = positions[0]
     error = model(batch.features, positions).float() - batch.targets
-    return (error.square().mean(-1) * batch.weights).sum() / batch.weights.sum()
+    weights = batch.weights[..., None]
+    if kind == "mse":
+        return (error.square() * weights).sum() / (weights.sum() * error.shape[-1])
+    size = (batch.targets.abs() * weights).sum(1)
+    return ((error.abs() * weights).sum(1) / size.clamp(min=SMALLEST_CHANGE * weights.sum(1))).mean()
 
 
 def _description(training_data: StepPairs, validation_data: StepPairs) -> dict[str, Any]:

@@ -148,6 +148,9 @@ class SamplingConfig(Strict):
 class TrainingConfig(Strict):
     """Optimiser, schedule and batches. The defaults are the paper's for the academic cases."""
 
+    loss: Literal["mse", "relative"] = "mse"
+    """mse: squared error of the standardised targets. relative: per item and field, sum |error| / sum |target|, which
+    is the error that the tables report; it weighs a calm state as much as a violent one."""
     optimiser: Literal["lion", "adamw", "muon"] = "lion"
     """lion (the paper's), adamw, or muon for the blocks' matrices with adamw for the rest."""
     learning_rate: float = Field(5e-5, gt=0)
@@ -175,7 +178,7 @@ class TrainingConfig(Strict):
     validate_every: int = Field(1000, ge=1)
     """Steps between validations; the last step is always validated."""
     validation_items: int | None = Field(None, ge=1)
-    """Items of the validation split to validate on, evenly spread; null for all."""
+    """Items of the validation split to validate on, drawn at random once; null for all."""
     checkpoint_every: int = Field(500, ge=1)
     """Steps between checkpoints, from which a run can be resumed."""
 

@@ -218,10 +218,11 @@ def _seed_of(*numbers: int) -> int:
 
 
 def _validation_groups(data: Dataset, config: TrainingConfig, fabric: Fabric) -> list[list[int]]:
-    """This process' validation items, evenly spread over the split, in batches."""
+    """This process' validation items, drawn once and for all, in batches."""
     items = len(data)  # type: ignore[arg-type]
     wanted = min(items, config.validation_items or items)
-    chosen = [index * items // wanted for index in range(wanted)][fabric.global_rank :: fabric.world_size]
+    drawn = torch.randperm(items, generator=torch.Generator().manual_seed(0))[:wanted].sort().values
+    chosen = drawn[fabric.global_rank :: fabric.world_size].tolist()
     size = config.batch_size // config.accumulation // fabric.world_size
     return [chosen[start : start + size] for start in range(0, len(chosen), size)]
 
