@@ -16,7 +16,6 @@ from farfield.training.config import RunConfig
 from farfield.training.loop import Task, is_first_process, start_fabric, train
 from farfield.training.runs import Run
 
-
 # A state whose mean change is below this fraction of the usual change counts as if it were this: nothing moves there.
 SMALLEST_CHANGE = 1e-3
 
