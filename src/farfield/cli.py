@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +25,86 @@ generate = typer.Typer(no_args_is_help=True, help="Make a dataset with the built
 bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, always as ratios within one run.")
 app.add_typer(generate, name="generate")
 app.add_typer(bench, name="bench")
+
+Preset = Annotated[
+    str, typer.Option(help="quick: minutes, cpu: the best for two cores, paper: as published.")
+]
+Out = Annotated[Path | None, typer.Option(help="Folder of the dataset; by default data/CASE-PRESET.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Threads that solve at once, at most (and by default) all cores.")
+]
+Seed = Annotated[
+    int, typer.Option(help="The same seed gives the same bytes, whatever the number of workers.")
+]
+Scales = Annotated[
+    str | None,
+    typer.Option(help="Larger domains instead of the preset's, e.g. `2,10,100`, or `2x1` for two axes."),
+]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a setting, e.g. `cells=[64,64]`; repeatable.")
+]
+
+
+@generate.command("swe")
+def generate_swe(
+    preset: Preset = "cpu",
+    out: Out = None,
+    workers: Workers = None,
+    seed: Seed = 0,
+    scales: Scales = None,
+    changes: Changes = None,
+) -> None:
+    """One-dimensional shallow water.
+
+    Example: `farfield generate swe --preset quick --out data/swe`
+
+    Run it again to continue after a crash: what is complete is kept.
+    """
+    _generate("swe", preset, out, workers, seed, scales, changes)
+
+
+@generate.command("gray-scott")
+def generate_gray_scott(
+    preset: Preset = "cpu",
+    out: Out = None,
+    workers: Workers = None,
+    seed: Seed = 0,
+    scales: Scales = None,
+    changes: Changes = None,
+) -> None:
+    """Two-dimensional Gray-Scott reaction and diffusion.
+
+    Example: `farfield generate gray-scott --preset quick --out data/gray-scott`
+
+    Run it again to continue after a crash: what is complete is kept.
+    """
+    _generate("gray-scott", preset, out, workers, seed, scales, changes)
+
+
+def _generate(
+    case: str,
+    preset: str,
+    out: Path | None,
+    workers: int | None,
+    seed: int,
+    scales: str | None,
+    changes: list[str] | None,
+) -> None:
+    from farfield.datasets import generation
+
+    config = generation.configure(case, preset, seed, scales, changes or [])
+    out = out or Path("data") / f"{case}-{preset}"
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        tasks = {
+            name: progress.add_task(name, total=config.work(split)) for name, split in config.splits.items()
+        }
+        made = generation.generate(
+            config, out, workers, lambda name, work: progress.advance(tasks[name], work)
+        )
+        for name in config.splits.keys() - made:
+            progress.update(tasks[name], completed=config.work(config.splits[name]))
+    print(f"{out}: {'made ' + ', '.join(made) if made else 'already complete'}; see {out / 'README.md'}")
 
 
 console = Console()

@@ -13,13 +13,11 @@ from farfield.files import atomic_path, atomic_write_text
 
 EQUATIONS = {
     "swe": """One-dimensional shallow water: height h and velocity v of water over a flat bed, after crenels
-    of random place,
-width and height are let go. First-order Rusanov finite volumes, zero-gradient ends.
+of random place, width and height are let go. First-order Rusanov finite volumes, zero-gradient ends.
 
     ∂h/∂t + ∂(hv)/∂x = 0,      ∂(hv)/∂t + ∂(hv² + g h²/2)/∂x = 0""",
     "gray-scott": """Gray-Scott reaction and diffusion: concentrations U and V, after squares of V are placed
-    at random into U = 1.
-Explicit Euler, five-point stencil, zero-gradient sides.
+at random into U = 1. Explicit Euler, five-point stencil, zero-gradient sides.
 
     ∂U/∂t = D_u ∇²U - U V² + F (1 - U),      ∂V/∂t = D_v ∇²V + U V² - (F + k) V""",
 }

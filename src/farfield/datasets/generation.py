@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import numba
 import numpy as np
@@ -228,7 +228,7 @@ def scale_text(scale: tuple[float, ...]) -> str:
 
 
 def with_scales(config: DatasetConfig, scales: Sequence[tuple[float, ...]]) -> DatasetConfig:
-    """The same dataset on these larger domains; one the preset lacks gets its smallest number of simulations."""
+    """The same dataset on these larger domains; one the preset lacks gets its fewest simulations."""
     fewest = min(split.simulations for split in config.splits.values())
     splits = {name: split for name, split in config.splits.items() if not name.startswith("s")}
     for scale in scales:
@@ -241,6 +241,36 @@ PRESETS: dict[str, Callable[[Preset, int], DatasetConfig]] = {
     "swe": shallow_water_config,
     "gray-scott": gray_scott_config,
 }
+
+
+def configure(
+    case: str, preset: str, seed: int = 0, scales: str | None = None, changes: Sequence[str] = ()
+) -> DatasetConfig:
+    """A preset with changes given as text: ``scales`` like "2,10x5", ``changes`` like "cells=[64,64]"."""
+    if case not in PRESETS or preset not in get_args(Preset):
+        raise ValueError(
+            f"expected a case of {', '.join(PRESETS)} and a preset of {', '.join(get_args(Preset))}, "
+            f"got {case!r} and {preset!r}"
+        )
+    try:
+        config = PRESETS[case](cast(Preset, preset), seed)
+        settings = dict(change.split("=", 1) for change in changes)
+        config = config.replace(**{key: yaml.safe_load(value) for key, value in settings.items()})
+        if scales is None:
+            return config
+        dim = len(config.cells)
+        factors = [tuple(float(factor) for factor in scale.split("x")) for scale in scales.split(",")]
+        return with_scales(config, [scale * dim if len(scale) == 1 else scale for scale in factors])
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'dataset'}: {e['msg']}" for e in error.errors()
+        )
+        raise ValueError(f"these settings make no dataset: {problems}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(
+            f"expected changes like cells=[64,64] and scales like 2,10 or 2x1, got {list(changes)} and "
+            f"{scales!r}: {error}"
+        ) from error
 
 
 def solve_split(config: DatasetConfig, name: str, first: int, count: int) -> NDArray[np.float64]:
@@ -335,7 +365,7 @@ def _batches(config: DatasetConfig, name: str, report: Callable[[str, int], None
 @contextmanager
 def _threads(workers: int | None) -> Iterator[None]:
     before = numba.get_num_threads()
-    numba.set_num_threads(min(workers or before, numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(workers or before, before))  # more threads than cores would not help
     try:
         yield
     finally:

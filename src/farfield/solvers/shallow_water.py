@@ -48,7 +48,7 @@ def solve(
     ``save_every`` steps of ``time_step`` [s]. Returns (states, 2, cells) or (simulations, states, 2, cells).
     Simulations run in parallel; one simulation does not: even 100 km of water take well under a second.
     """
-    first: NDArray[np.float64] = np.asarray(initial, dtype=np.float64)
+    first = np.asarray(initial, dtype=np.float64)
     if domain.space_dim != 1 or first.shape[-2:] != (2, *domain.cells) or first.ndim not in (2, 3):
         raise ValueError(
             f"expected an initial state of shape (2, cells) or (simulations, 2, cells) on a domain of one "
@@ -66,7 +66,8 @@ def solve(
         return advanced
 
     batch = first if first.ndim == 3 else first[None]
-    trajectory = np.stack(list(rollout(step, batch, states - 1)), axis=1)
+    saved = list(rollout(step, batch, states - 1))
+    trajectory = np.stack(saved, axis=1)
     return trajectory if first.ndim == 3 else trajectory[0]
 
 
