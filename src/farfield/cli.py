@@ -26,23 +26,15 @@ bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, always
 app.add_typer(generate, name="generate")
 app.add_typer(bench, name="bench")
 
-Preset = Annotated[
-    str, typer.Option(help="quick: minutes, cpu: the best for two cores, paper: as published.")
-]
+Preset = Annotated[str, typer.Option(help="quick: minutes, cpu: the best for two cores, paper: as published.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the dataset; by default data/CASE-PRESET.")]
-Workers = Annotated[
-    int | None, typer.Option(help="Threads that solve at once, at most (and by default) all cores.")
-]
-Seed = Annotated[
-    int, typer.Option(help="The same seed gives the same bytes, whatever the number of workers.")
-]
+Workers = Annotated[int | None, typer.Option(help="Threads that solve at once, at most (and by default) all cores.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes, whatever the number of workers.")]
 Scales = Annotated[
     str | None,
     typer.Option(help="Larger domains instead of the preset's, e.g. `2,10,100`, or `2x1` for two axes."),
 ]
-Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a setting, e.g. `cells=[64,64]`; repeatable.")
-]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. `cells=[64,64]`; repeatable.")]
 
 
 @generate.command("swe")
@@ -96,18 +88,37 @@ def _generate(
     out = out or Path("data") / f"{case}-{preset}"
     columns = (TextColumn("{task.description:>10}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks = {
-            name: progress.add_task(name, total=config.work(split)) for name, split in config.splits.items()
-        }
-        made = generation.generate(
-            config, out, workers, lambda name, work: progress.advance(tasks[name], work)
-        )
+        tasks = {name: progress.add_task(name, total=config.work(split)) for name, split in config.splits.items()}
+        made = generation.generate(config, out, workers, lambda name, work: progress.advance(tasks[name], work))
         for name in config.splits.keys() - made:
             progress.update(tasks[name], completed=config.work(config.splits[name]))
     print(f"{out}: {'made ' + ', '.join(made) if made else 'already complete'}; see {out / 'README.md'}")
 
 
 console = Console()
+
+
+@bench.command("training")
+def bench_training(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here, and a table beside it.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps to take the median of.")] = 5,
+) -> None:
+    """Points per second and memory of the paper's model in training, against the plain way of writing attention.
+
+    Example: `farfield bench training --json benchmarks/training.json`
+    """
+    import json
+
+    from farfield.files import atomic_write_text
+    from farfield.training.benchmark import benchmark_training, markdown
+
+    results = benchmark_training(steps)
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
+        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
+    print(markdown(results))
 
 
 @app.command()
