@@ -106,6 +106,39 @@ def _generate(
     print(f"{out}: {'made ' + ', '.join(made) if made else 'already complete'}; see {out / 'README.md'}")
 
 
+@bench.command("solvers")
+def bench_solvers(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here, and a table beside it.")
+    ] = None,
+    datasets: Annotated[
+        bool, typer.Option(help="Also make the paper's whole datasets (6 GB, minutes).")
+    ] = False,
+) -> None:
+    """Speed of the solvers against NumPy and against what the machine allows.
+
+    Example: `farfield bench solvers --json benchmarks/solvers.json`
+    """
+    import json
+    import tempfile
+    import time
+
+    from farfield.datasets import generation
+    from farfield.files import atomic_write_text
+    from farfield.solvers.benchmark import benchmark_solvers, markdown
+
+    results = benchmark_solvers()
+    for case in ("swe", "gray-scott") if datasets else ():
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            start = time.perf_counter()
+            generation.generate(generation.configure(case, "paper"), Path(folder) / case)
+            results.setdefault("datasets", {})[case] = time.perf_counter() - start
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
+        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
+    print(markdown(results))
+
+
 @app.command()
 def version() -> None:
     """Print the versions of farfield and of what its results depend on."""
