@@ -95,6 +95,7 @@ def _generate(
     print(f"{out}: {'made ' + ', '.join(made) if made else 'already complete'}; see {out / 'README.md'}")
 
 
+<<<<<<< HEAD
 console = Console()
 
 
@@ -115,6 +116,35 @@ def bench_training(
     from farfield.training.benchmark import benchmark_training, markdown
 
     results = benchmark_training(steps)
+=======
+@bench.command("solvers")
+def bench_solvers(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here, and a table beside it.")
+    ] = None,
+    datasets: Annotated[
+        bool, typer.Option(help="Also make the paper's whole datasets (6 GB, minutes).")
+    ] = False,
+) -> None:
+    """Speed of the solvers against NumPy and against what the machine allows.
+
+    Example: `farfield bench solvers --json benchmarks/solvers.json`
+    """
+    import json
+    import tempfile
+    import time
+
+    from farfield.datasets import generation
+    from farfield.files import atomic_write_text
+    from farfield.solvers.benchmark import benchmark_solvers, markdown
+
+    results = benchmark_solvers()
+    for case in ("swe", "gray-scott") if datasets else ():
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            start = time.perf_counter()
+            generation.generate(generation.configure(case, "paper"), Path(folder) / case)
+            results.setdefault("datasets", {})[case] = time.perf_counter() - start
+>>>>>>> datasets
     if json_file is not None:
         atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
         atomic_write_text(json_file.with_suffix(".md"), markdown(results))
@@ -174,7 +204,7 @@ def train(
     from farfield.recipes import training_run
     from farfield.training.academic import fit
     from farfield.training.config import RunConfig, parse_settings
-    from farfield.training.loop import Interrupted
+    from farfield.training.loop import Interrupted, is_first_process
     from farfield.training.runs import Run
 
     if sum(source is not None for source in (case, config, resume)) != 1:
@@ -205,7 +235,9 @@ def train(
             console=console,
         )
     except Interrupted as stopped:
-        console.print(f"{stopped}")
+        if not is_first_process():
+            return
+        console.print(str(stopped), markup=False)
         raise typer.Exit(130) from None
 
 

@@ -55,9 +55,12 @@ def write_split(
             _write_header(file, spec, domain, scale, states, simulations, constants, provenance)
             done = 0
             for batch in trajectories:
-                for index, name in enumerate(spec.fields):
-                    file["t0_fields"][name][done : done + len(batch)] = batch[:, :, index]
-                done += len(batch)
+                for (
+                    trajectory
+                ) in batch:  # one by one, so that the file's order does not depend on the batches
+                    for index, name in enumerate(spec.fields):
+                        file["t0_fields"][name][done] = trajectory[:, index]
+                    done += 1
             if done != simulations:
                 raise ValueError(f"expected {simulations} simulations for {path}, got {done}")
     except (OSError, RuntimeError) as error:  # h5py reports a full disk as either

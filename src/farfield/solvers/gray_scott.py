@@ -84,13 +84,7 @@ def solve(
             f"the time step {time_step:g} is above the stability limit of {limit:.4g}: use at most that"
         )
     _check_finite(first)
-    dx, dy = domain.spacing
-    coefficients = np.array(
-        [
-            *(time_step * d / spacing**2 for d in (diffusion_u, diffusion_v) for spacing in (dx, dy)),
-            *(time_step * rate for rate in (1.0, feed_rate, feed_rate + kill_rate)),
-        ]
-    )
+    coefficients = step_coefficients(domain, *rates, time_step=time_step)
 
     def step(state: NDArray[np.float64]) -> NDArray[np.float64]:
         advanced = advance(state, save_every, coefficients)
@@ -101,6 +95,37 @@ def solve(
     saved = list(rollout(step, batch, states - 1))
     trajectory = np.stack(saved, axis=1)
     return trajectory if first.ndim == 4 else trajectory[0]
+
+
+def step_coefficients(
+    domain: Domain,
+    diffusion_u: float = DIFFUSION_U,
+    diffusion_v: float = DIFFUSION_V,
+    feed_rate: float = FEED_RATE,
+    kill_rate: float = KILL_RATE,
+    *,
+    time_step: float = 1.0,
+) -> NDArray[np.float64]:
+    """What a step multiplies by: diffusion of U along x, y, of V along x, y, reaction, feed, loss of V."""
+    dx, dy = domain.spacing
+    diffusion = [d / spacing**2 for d in (diffusion_u, diffusion_v) for spacing in (dx, dy)]
+    return time_step * np.array([*diffusion, 1.0, feed_rate, feed_rate + kill_rate])
+
+
+def reference_step(state: NDArray[np.float64], coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
+    """One time step of (2, nx, ny) in plain NumPy: what the compiled steps are checked and timed against."""
+    ux, uy, vx, vy, dt, feed, loss = coefficients
+    u, v = state
+    padded = np.pad(state, ((0, 0), (1, 1), (1, 1)), mode="edge")
+    along_x = padded[:, :-2, 1:-1] + padded[:, 2:, 1:-1] - 2 * state
+    along_y = padded[:, 1:-1, :-2] + padded[:, 1:-1, 2:] - 2 * state
+    reaction = dt * u * v * v
+    return np.stack(
+        [
+            u + (ux * along_x[0] + uy * along_y[0] + (feed * (1 - u) - reaction)),
+            v + (vx * along_x[1] + vy * along_y[1] + (reaction - loss * v)),
+        ]
+    )
 
 
 def _check_finite(state: NDArray[np.float64]) -> None:

@@ -178,6 +178,7 @@ def train(
             if done % config.checkpoint_every == 0 or done == steps or stopping:
                 save(done)
             if stopping and done < steps:
+                fabric.barrier()  # the checkpoint is on disk before any process leaves
                 raise Interrupted(f"stopped after step {done} of {steps}; continue with --resume {run}")
     finally:
         stop.close()
