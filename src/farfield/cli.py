@@ -95,7 +95,6 @@ def _generate(
     print(f"{out}: {'made ' + ', '.join(made) if made else 'already complete'}; see {out / 'README.md'}")
 
 
-<<<<<<< HEAD
 console = Console()
 
 
@@ -116,15 +115,18 @@ def bench_training(
     from farfield.training.benchmark import benchmark_training, markdown
 
     results = benchmark_training(steps)
-=======
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
+        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
+    print(markdown(results))
+
+
 @bench.command("solvers")
 def bench_solvers(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the figures here, and a table beside it.")
     ] = None,
-    datasets: Annotated[
-        bool, typer.Option(help="Also make the paper's whole datasets (6 GB, minutes).")
-    ] = False,
+    datasets: Annotated[bool, typer.Option(help="Also make the paper's whole datasets (6 GB, minutes).")] = False,
 ) -> None:
     """Speed of the solvers against NumPy and against what the machine allows.
 
@@ -144,7 +146,6 @@ def bench_solvers(
             start = time.perf_counter()
             generation.generate(generation.configure(case, "paper"), Path(folder) / case)
             results.setdefault("datasets", {})[case] = time.perf_counter() - start
->>>>>>> datasets
     if json_file is not None:
         atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
         atomic_write_text(json_file.with_suffix(".md"), markdown(results))
