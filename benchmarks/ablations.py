@@ -65,8 +65,8 @@ def main(out: Path, runs: list[Run]) -> None:
         writer.writerows(rows)
     base = runs[0].config()
     lines = [
-        f"Short runs of {base.case} with {base.encoding.name}, each made by `farfield train {base.case} --set ...` with "
-        "the settings named and, for the rest, the baseline's configuration, which is below.",
+        f"Short runs of {base.case} with {base.encoding.name}, each made by `farfield train {base.case} --set ...` "
+        "with the settings named and, for the rest, the baseline's configuration, which is below.",
         "",
         "| changed | steps | items seen | error [%] |",
         "|---|---|---|---|",

@@ -205,7 +205,7 @@ class Split:
         return np.stack(fields, axis=-1 - self.domain.space_dim)
 
     def preload(self, at_most: int = 2**30) -> None:
-        """Keep the split in memory if it has at most so many bytes: a random read then costs a tenth."""
+        """Keep the split in memory if it has at most so many bytes: a random read then costs much less."""
         cells = int(np.prod(self.domain.cells))
         if 4 * len(self.spec.fields) * self.simulations * self.states * cells <= at_most:
             try:
@@ -218,7 +218,9 @@ def open_split(folder: str | Path, split: str) -> Split:
     """Open one split of a dataset folder by name."""
     found = {path.parent.name: path for path in sorted(Path(folder).glob("data/*/*.hdf5"))}
     if not found:
-        raise FileNotFoundError(f"no dataset in {folder}: make one with `farfield generate ... --out {folder}`")
+        raise FileNotFoundError(
+            f"no dataset in {folder}: make one with `farfield generate ... --out {folder}`"
+        )
     if split not in found:
         raise ValueError(f"unknown split {split!r}: {folder} holds {', '.join(found)}")
     return Split(found[split])
@@ -247,7 +249,9 @@ def compute_statistics(split: Split, stride: int = 1) -> Statistics:
 
 def check_stride(split: Split, stride: int) -> None:
     if not 1 <= stride < split.states:
-        raise ValueError(f"expected a stride of 1 to {split.states - 1} saved steps in {split.path}, got {stride}")
+        raise ValueError(
+            f"expected a stride of 1 to {split.states - 1} saved steps in {split.path}, got {stride}"
+        )
 
 
 def read_statistics(folder: str | Path, stride: int = 1) -> Statistics:
