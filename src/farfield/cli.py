@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,8 +26,130 @@ bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, always
 app.add_typer(generate, name="generate")
 app.add_typer(bench, name="bench")
 
+Preset = Annotated[str, typer.Option(help="quick: minutes, cpu: the best for two cores, paper: as published.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of the dataset; by default data/CASE-PRESET.")]
+Workers = Annotated[int | None, typer.Option(help="Threads that solve at once, at most (and by default) all cores.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes, whatever the number of workers.")]
+Scales = Annotated[
+    str | None,
+    typer.Option(help="Larger domains instead of the preset's, e.g. `2,10,100`, or `2x1` for two axes."),
+]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. `cells=[64,64]`; repeatable.")]
+
+
+@generate.command("swe")
+def generate_swe(
+    preset: Preset = "cpu",
+    out: Out = None,
+    workers: Workers = None,
+    seed: Seed = 0,
+    scales: Scales = None,
+    changes: Changes = None,
+) -> None:
+    """One-dimensional shallow water.
+
+    Example: `farfield generate swe --preset quick --out data/swe`
+
+    Run it again to continue after a crash: what is complete is kept.
+    """
+    _generate("swe", preset, out, workers, seed, scales, changes)
+
+
+@generate.command("gray-scott")
+def generate_gray_scott(
+    preset: Preset = "cpu",
+    out: Out = None,
+    workers: Workers = None,
+    seed: Seed = 0,
+    scales: Scales = None,
+    changes: Changes = None,
+) -> None:
+    """Two-dimensional Gray-Scott reaction and diffusion.
+
+    Example: `farfield generate gray-scott --preset quick --out data/gray-scott`
+
+    Run it again to continue after a crash: what is complete is kept.
+    """
+    _generate("gray-scott", preset, out, workers, seed, scales, changes)
+
+
+def _generate(
+    case: str,
+    preset: str,
+    out: Path | None,
+    workers: int | None,
+    seed: int,
+    scales: str | None,
+    changes: list[str] | None,
+) -> None:
+    from farfield.datasets import generation
+
+    config = generation.configure(case, preset, seed, scales, changes or [])
+    out = out or Path("data") / f"{case}-{preset}"
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        tasks = {name: progress.add_task(name, total=config.work(split)) for name, split in config.splits.items()}
+        made = generation.generate(config, out, workers, lambda name, work: progress.advance(tasks[name], work))
+        for name in config.splits.keys() - made:
+            progress.update(tasks[name], completed=config.work(config.splits[name]))
+    print(f"{out}: {'made ' + ', '.join(made) if made else 'already complete'}; see {out / 'README.md'}")
+
 
 console = Console()
+
+
+@bench.command("training")
+def bench_training(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here, and a table beside it.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps to take the median of.")] = 5,
+) -> None:
+    """Points per second and memory of the paper's model in training, against the plain way of writing attention.
+
+    Example: `farfield bench training --json benchmarks/training.json`
+    """
+    import json
+
+    from farfield.files import atomic_write_text
+    from farfield.training.benchmark import benchmark_training, markdown
+
+    results = benchmark_training(steps)
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
+        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
+    print(markdown(results))
+
+
+@bench.command("solvers")
+def bench_solvers(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here, and a table beside it.")
+    ] = None,
+    datasets: Annotated[bool, typer.Option(help="Also make the paper's whole datasets (6 GB, minutes).")] = False,
+) -> None:
+    """Speed of the solvers against NumPy and against what the machine allows.
+
+    Example: `farfield bench solvers --json benchmarks/solvers.json`
+    """
+    import json
+    import tempfile
+    import time
+
+    from farfield.datasets import generation
+    from farfield.files import atomic_write_text
+    from farfield.solvers.benchmark import benchmark_solvers, markdown
+
+    results = benchmark_solvers()
+    for case in ("swe", "gray-scott") if datasets else ():
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            start = time.perf_counter()
+            generation.generate(generation.configure(case, "paper"), Path(folder) / case)
+            results.setdefault("datasets", {})[case] = time.perf_counter() - start
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
+        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
+    print(markdown(results))
 
 
 @app.command()
@@ -52,6 +177,71 @@ def demo(out: Path = typer.Option(Path("farfield-demo"), help="Folder for the pi
     )
 
 
+@app.command()
+def train(
+    case: str | None = typer.Argument(None, help="swe or gray-scott; not with --resume or --config."),
+    encoding: str = typer.Option("laape", help="rope, laspe, laape, flashbias, alibi or window."),
+    preset: str = typer.Option("cpu", help="quick, cpu or paper."),
+    data: Path | None = typer.Option(None, help="Dataset folder.  [default: data/CASE-PRESET]"),
+    out: Path | None = typer.Option(None, help="Run folder.  [default: runs/CASE-PRESET-ENCODING-seedN]"),
+    seed: int = typer.Option(0, help="Decides the initial weights and the order of the data."),
+    settings: list[str] = typer.Option([], "--set", help="A setting of the run, e.g. model.width=96; repeatable."),
+    config: Path | None = typer.Option(None, help="Repeat a run: its config.yaml, instead of CASE and --preset."),
+    resume: Path | None = typer.Option(None, help="Continue the run in this folder, to exactly the same losses."),
+    accelerator: str = typer.Option("auto", help="auto, cpu or cuda."),
+    devices: int = typer.Option(1, help="Processes on this machine, one per GPU."),
+    nodes: int = typer.Option(1, help="Machines; start the same command on each (torchrun and SLURM are understood)."),
+) -> None:
+    """Train one model on a dataset. Ctrl-C saves and leaves; --resume continues.
+
+    Examples:
+
+    `farfield train swe --encoding laape --preset quick`
+
+    `farfield train swe --set training.optimiser=muon --set training.steps=2000 --out runs/muon`
+
+    `farfield train --resume runs/muon`
+    """
+    from farfield.recipes import training_run
+    from farfield.training.academic import fit
+    from farfield.training.config import RunConfig, parse_settings
+    from farfield.training.loop import Interrupted, is_first_process
+    from farfield.training.runs import Run
+
+    if sum(source is not None for source in (case, config, resume)) != 1:
+        raise ValueError("give one of: a case (swe or gray-scott), --config FILE, --resume RUN")
+    if resume is not None:
+        if settings or out is not None:
+            raise ValueError("--resume continues a run as it was begun: --set and --out start a new one")
+        run = Run(resume)
+        run_config = run.config()
+    elif config is not None:
+        run_config = RunConfig.load(config).changed(parse_settings(settings))
+        run = Run(out or Path("runs") / config.resolve().parent.name)
+    else:
+        assert case is not None
+        run_config = training_run(case, preset, encoding, str(data or Path("data") / f"{case}-{preset}"), seed)
+        run_config = run_config.changed(parse_settings(settings))
+        run = Run(out or Path("runs") / f"{case}-{preset}-{run_config.encoding.name}-seed{run_config.seed}")
+    if data is not None:
+        run_config = run_config.changed({"dataset": str(data)})
+    try:
+        fit(
+            run_config,
+            run,
+            resume=resume is not None,
+            accelerator=accelerator,
+            devices=devices,
+            nodes=nodes,
+            console=console,
+        )
+    except Interrupted as stopped:
+        if not is_first_process():
+            return
+        console.print(str(stopped), markup=False)
+        raise typer.Exit(130) from None
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line, not a traceback (unless FARFIELD_DEBUG is set)."""
     try:
@@ -59,7 +249,9 @@ def main() -> None:
     except (ValueError, OSError, RuntimeError) as error:
         if os.environ.get("FARFIELD_DEBUG"):
             raise
-        Console(stderr=True).print(f"[bold red]error:[/] {type(error).__name__}: {error}", highlight=False)
+        Console(stderr=True).print(
+            f"[bold red]error:[/] {type(error).__name__}: {escape(str(error))}", highlight=False, soft_wrap=True
+        )
         sys.exit(2)
 
 

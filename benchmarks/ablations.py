@@ -1,0 +1,83 @@
+"""A table of short training runs: what each changes, what it costs, how accurate it gets.
+
+    python benchmarks/ablations.py results/ablations/shallow_water RUN RUN ...
+
+The first run is the baseline; the others are described by the settings in which they differ from it. The error is the
+relative L1 error of the changes (the tables' error) over a fixed draw of the validation split.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from farfield.datasets.step_pairs import StepPairs
+from farfield.files import atomic_path, atomic_write_text
+from farfield.training.academic import build_model, step_pair_loss
+from farfield.training.runs import Run, load_weights
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"model": {"width": 96}} -> {"model.width": 96}"""
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        out |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return out
+
+
+@torch.no_grad()
+def error(run: Run, items: int = 1000) -> float:
+    """The relative error, in per cent."""
+    config = run.config()
+    data = StepPairs(config.dataset, "validation")
+    data.split.preload()
+    model = build_model(config, data.spec)
+    load_weights(run.best_path, model)
+    drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(1))[:items].tolist()
+    batches = DataLoader(Subset(data, drawn), batch_size=20)
+    return 100 * sum(float(step_pair_loss(model, batch, "relative")) for batch in batches) / len(batches)
+
+
+def main(out: Path, runs: list[Run]) -> None:
+    settings = [flat(run.config().model_dump()) for run in runs]
+    rows = []
+    for run, values in zip(runs, settings, strict=True):
+        changed = {name: value for name, value in values.items() if value != settings[0][name]}
+        with run.losses_path.open() as file:
+            last = list(csv.DictReader(file))[-1]
+        rows.append(
+            {
+                "run": run.folder.name,
+                "changed": " ".join(f"{name}={value}" for name, value in changed.items()) or "(baseline)",
+                "steps": last["step"],
+                "items": int(last["step"]) * values["training.batch_size"],
+                "error_percent": round(error(run), 3),
+            }
+        )
+    with atomic_path(out.with_suffix(".csv")) as partial, partial.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    base = runs[0].config()
+    lines = [
+        f"Short runs of {base.case} with {base.encoding.name}, each made by `farfield train {base.case} --set ...` "
+        "with the settings named and, for the rest, the baseline's configuration, which is below.",
+        "",
+        "| changed | steps | items seen | error [%] |",
+        "|---|---|---|---|",
+        *(f"| `{r['changed']}` | {r['steps']} | {r['items']} | {r['error_percent']:.2f} |" for r in rows),
+        "",
+        "```yaml",
+        *(f"{name}: {value}" for name, value in settings[0].items() if name != "dataset"),
+        "```",
+    ]
+    atomic_write_text(out.with_suffix(".md"), "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Run(folder) for folder in sys.argv[2:]])

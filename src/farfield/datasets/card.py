@@ -1,0 +1,122 @@
+"""The dataset card: a page of Markdown beside the data, with a picture of one simulation per split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from farfield.datasets.storage import Split, Statistics
+from farfield.files import atomic_path, atomic_write_text
+
+EQUATIONS = {
+    "swe": """One-dimensional shallow water: height h and velocity v of water over a flat bed, after crenels
+of random place, width and height are let go. First-order Rusanov finite volumes, zero-gradient ends.
+
+    ∂h/∂t + ∂(hv)/∂x = 0,      ∂(hv)/∂t + ∂(hv² + g h²/2)/∂x = 0""",
+    "gray-scott": """Gray-Scott reaction and diffusion: concentrations U and V, after squares of V are placed
+at random into U = 1. Explicit Euler, five-point stencil, zero-gradient sides.
+
+    ∂U/∂t = D_u ∇²U - U V² + F (1 - U),      ∂V/∂t = D_v ∇²V + U V² - (F + k) V""",
+}
+
+
+def write_card(folder: Path, splits: Mapping[str, Split], statistics: Statistics) -> None:
+    """Write ``README.md`` and ``pictures/<split>.png`` into a dataset's folder."""
+    train = splits["train"]
+    spec, settings = train.spec, train.provenance["settings"]
+    lines = [
+        f"# {spec.case}",
+        "",
+        EQUATIONS[spec.case],
+        "",
+        f"Made by farfield {train.provenance['version']}: `{train.provenance['command']}`",
+        "",
+        "## Splits",
+        "",
+        "| split | times the training domain | cells | simulations | states | file |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, split in splits.items():
+        scale = " x ".join(f"{factor:g}" for factor in split.scale)
+        cells = " x ".join(str(count) for count in split.domain.cells)
+        file = split.path.relative_to(folder)
+        lines.append(f"| {name} | {scale} | {cells} | {split.simulations} | {split.states} | `{file}` |")
+    lines += [
+        "",
+        f"States are {spec.time_step:g} {spec.time_unit} apart, cells {spec.spacing[0]:g} "
+        f"{spec.length_unit}. Positions for a "
+        f"model are multiplied by {', '.join(f'{scale:g}' for scale in spec.position_scale)}, which makes "
+        f"the training "
+        f"domain 1000 wide.",
+        "",
+        "## Fields",
+        "",
+        "Of the training split: `stats.yaml`.",
+        "",
+        "| field | unit | mean | std | mean change per state | its std |",
+        "|---|---|---|---|---|---|",
+    ]
+    for field, unit in zip(spec.fields, spec.field_units, strict=True):
+        numbers = (statistics[key][field] for key in ("mean", "std", "mean_delta", "std_delta"))
+        lines.append(f"| {field} | {unit} | " + " | ".join(f"{number:.5g}" for number in numbers) + " |")
+    lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
+    lines += [f"| {key} | {value} |" for key, value in settings.items()]
+    lines += [
+        "",
+        "## Reading",
+        "",
+        "The files follow [The Well](https://github.com/PolymathicAI/the_well)'s HDF5 layout and open with "
+        "its reader, or with",
+        "",
+        "```python",
+        "from farfield.datasets import StepPairs",
+        'pairs = StepPairs("this folder", "train")   # features, positions, targets, weights',
+        "```",
+        "",
+        "## One simulation of each split",
+        "",
+    ]
+    for name, split in splits.items():
+        with atomic_path(folder / "pictures" / f"{name}.png") as partial:
+            picture(split).savefig(partial, format="png", dpi=100)
+        lines += [f"![{name}](pictures/{name}.png)", ""]
+    atomic_write_text(folder / "README.md", "\n".join(lines))
+
+
+def picture(split: Split, simulation: int = 0) -> Figure:
+    """One simulation at four times: profiles in one dimension, maps of the last field in two."""
+    times = np.linspace(0, split.states - 1, 4).round().astype(int)
+    spec, extent = split.spec, split.domain.extent
+    title = f"{spec.case}, {split.provenance['split']}: simulation {simulation}"
+    if split.domain.space_dim == 1:
+        figure = Figure(figsize=(9, 4.5), layout="constrained")
+        (x,) = split.domain.centres()
+        for axes, (index, field) in zip(
+            figure.subplots(2, 1, sharex=True), enumerate(spec.fields), strict=True
+        ):
+            for time in times:
+                label = f"{time * spec.time_step:g} {spec.time_unit}"
+                axes.plot(x, split.read(simulation, int(time))[index], label=label, linewidth=1)
+            axes.set_ylabel(f"{field} [{spec.field_units[index]}]")
+            axes.grid(alpha=0.3)
+        axes.set_xlabel(f"x [{spec.length_unit}]")
+        figure.axes[0].legend(ncols=len(times), fontsize="small", loc="upper right")
+        figure.suptitle(title)
+        return figure
+    figure = Figure(figsize=(12, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(times), sharey=True)
+    maps = [split.read(simulation, int(time))[-1] for time in times]
+    highest = max(float(values.max()) for values in maps)
+    for axes, time, values in zip(panels, times, maps, strict=True):
+        image = axes.imshow(
+            values.T, origin="lower", extent=(0, extent[0], 0, extent[1]), vmin=0, vmax=highest
+        )
+        axes.set_title(f"t = {time * spec.time_step:g}", fontsize="medium")
+        axes.set_xlabel(f"x [{spec.length_unit}]")
+    panels[0].set_ylabel(f"y [{spec.length_unit}]")
+    figure.colorbar(image, ax=panels, label=spec.fields[-1])
+    figure.suptitle(title)
+    return figure

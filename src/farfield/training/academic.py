@@ -1,0 +1,105 @@
+"""Training of the transformer operator on step pairs: shallow water, Gray-Scott, and data like them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from farfield.datasets.sample import SampleSpec
+from farfield.datasets.step_pairs import Sample, StepPairs
+from farfield.models import TransformerOperator
+from farfield.training.config import RunConfig
+from farfield.training.loop import Task, is_first_process, start_fabric, train
+from farfield.training.runs import Run
+
+# A state whose mean change is below this fraction of the usual change counts as if it were this: nothing moves there.
+SMALLEST_CHANGE = 1e-3
+
+
+def fit(
+    config: RunConfig,
+    run: Run,
+    *,
+    resume: bool = False,
+    accelerator: str = "auto",
+    devices: int = 1,
+    nodes: int = 1,
+    console: Console | None = None,
+) -> None:
+    """Train what ``config`` says into the folder of ``run``, or continue it there."""
+    task = step_pair_task(config)
+    if is_first_process():  # before the other processes start: they must not wait for one that has failed
+        if resume:
+            run.reopen(task.dataset)
+        else:
+            run.create(config, task.dataset)
+    fabric = start_fabric(config.training, accelerator, devices, nodes)
+    train(task, config.training, config.seed, run, fabric, resume=resume, console=console or Console())
+
+
+def step_pair_task(config: RunConfig) -> Task:
+    """Model, data and loss of a run."""
+    sampling = config.sampling
+    training_data = StepPairs(
+        config.dataset,
+        "train",
+        crop=None if sampling.crop is None else tuple(sampling.crop),
+        rim=sampling.rim,
+        points=sampling.points,
+    )
+    validation_data = StepPairs(config.dataset, "validation")
+    spec = training_data.spec
+    if spec.case != config.case:
+        raise ValueError(f"{config.dataset} is a dataset of {spec.case}, the run is for {config.case}")
+    for data in (training_data, validation_data):
+        data.split.preload()
+    torch.manual_seed(config.seed)
+    return Task(
+        model=build_model(config, spec),
+        training_data=training_data,
+        validation_data=validation_data,
+        loss=functools.partial(step_pair_loss, kind=config.training.loss),
+        points=lambda batch: batch.weights.numel(),
+        dataset=_description(training_data, validation_data),
+    )
+
+
+def build_model(config: RunConfig, spec: SampleSpec) -> TransformerOperator:
+    """The network of a run, with fresh weights."""
+    model = config.model
+    return TransformerOperator(
+        spec.in_features,
+        spec.out_features,
+        spec.space_dim,
+        encoding=config.encoding.build(model.heads, model.width // model.heads),
+        **model.model_dump(),
+    )
+
+
+def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse") -> Tensor:
+    """The error of the standardised changes over the points that count, as one number (see ``TrainingConfig.loss``)."""
+    positions = batch.positions
+    if bool((positions == positions[:1]).all()):  # whole domains: one set of points, whose rotations are shared
+        positions = positions[0]
+    error = model(batch.features, positions).float() - batch.targets
+    weights = batch.weights[..., None]
+    if kind == "mse":
+        return (error.square() * weights).sum() / (weights.sum() * error.shape[-1])
+    size = (batch.targets.abs() * weights).sum(1)
+    return ((error.abs() * weights).sum(1) / size.clamp(min=SMALLEST_CHANGE * weights.sum(1))).mean()
+
+
+def _description(training_data: StepPairs, validation_data: StepPairs) -> dict[str, Any]:
+    """All that a predictor needs beside the weights; the statistics also tell one dataset from another."""
+    states, changes = training_data.standardise_state, training_data.standardise_change
+    return {
+        "spec": training_data.spec.model_dump(mode="json"),
+        "states": {"mean": list(states.mean), "std": list(states.std)},
+        "changes": {"mean": list(changes.mean), "std": list(changes.std)},
+        "cells": list(training_data.domain.cells),
+        "items": {"train": len(training_data), "validation": len(validation_data)},
+    }

@@ -1,0 +1,292 @@
+"""A run is a typed value: everything that decides the trained weights, documented field by field.
+
+    RunConfig
+      case, dataset, seed     what is learned, from which data, from which random numbers
+      encoding                how positions act on attention
+      model                   the size of the network
+      sampling                which part of each state a training item shows
+      training                optimiser, schedule, batches
+
+Unknown keys are refused with the nearest valid name; a configuration goes to YAML and back unchanged.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from farfield.attention import LAAPE, LASPE, ALiBi, Encoding, FlashBias, RoPE, Window
+from farfield.files import atomic_write_text
+
+Lengths = float | list[float] | list[list[float]]
+EncodingName = Literal["rope", "laspe", "laape", "flashbias", "alibi", "window"]
+
+
+class Strict(BaseModel):
+    """A documented, immutable group of settings that refuses keys it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            for key in values:
+                if key not in cls.model_fields:
+                    near = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
+                    hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(cls.model_fields)}"
+                    raise ValueError(f"unknown key {key!r}: {hint}")
+        return values
+
+
+class RotaryConfig(Strict):
+    """The rotary embedding's wavelengths, in units of position (the training domain is 1000 wide)."""
+
+    max_wavelength: float = Field(10_000.0, gt=1)
+    """The paper's base: frequencies are max_wavelength^(-2 j P / D). With min_wavelength, the longest wavelength."""
+    min_wavelength: float | None = Field(None, gt=0)
+    """None for the paper's frequencies, else wavelengths from here (twice the point spacing, say) to max_wavelength."""
+
+
+class EncodingConfig(Strict):
+    """How positions act on attention: a rotation of queries and keys, and a distance bias."""
+
+    name: EncodingName = "laape"
+    """rope (no bias), laspe, laape, flashbias (all decompose into channels), alibi or window (for comparison)."""
+    decay_length: Lengths | None = None
+    """One number, one per axis, or one list per head; 250 unless given. ALiBi: 1 / slope. Window: half the radius."""
+    decay_length_plus: Lengths | None = None
+    """LAAPE only, with decay_length_minus and instead of decay_length: the reach where the query lies upstream."""
+    decay_length_minus: Lengths | None = None
+    """LAAPE only: the reach where the query lies downstream of the key."""
+    learned: bool = False
+    """Learn the decay lengths (LASPE and LAAPE), below max_decay_length."""
+    max_decay_length: Lengths | None = None
+    """The bound that keeps learned decay lengths local."""
+    rotary: RotaryConfig | None = RotaryConfig()
+    """The rotary embedding; null for none."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        lengths = {n: getattr(self, n) for n in ("decay_length", "decay_length_plus", "decay_length_minus")}
+        given = [name for name, value in lengths.items() if value is not None]
+        if self.name == "rope" and (given or self.learned):
+            raise ValueError(f"rope has no decay length, got {', '.join(given) or 'learned'}")
+        if self.name == "rope" and self.rotary is None:
+            raise ValueError("rope needs the rotary settings, got null")
+        if self.name != "laape" and len(set(given) - {"decay_length"}) > 0:
+            raise ValueError(f"{self.name} is symmetric: give decay_length, got {', '.join(given)}")
+        if self.learned and self.name not in ("laspe", "laape"):
+            raise ValueError(f"only laspe and laape learn their decay lengths, got learned with {self.name}")
+        if self.name in ("flashbias", "alibi", "window") and isinstance(self.decay_length, list):
+            raise ValueError(f"{self.name} takes one number as decay_length, got {self.decay_length}")
+        return self
+
+    def build(self, heads: int, head_dim: int) -> Encoding:
+        """The encoding itself."""
+        rotary = None if self.rotary is None else RoPE(self.rotary.max_wavelength, self.rotary.min_wavelength)
+        length = 250.0 if self.decay_length is None else self.decay_length
+        limits: dict[str, Any] = {"learned": self.learned, "max_decay_length": self.max_decay_length}
+        if self.name == "rope":
+            assert rotary is not None
+            return rotary
+        if self.name == "laspe":
+            return LASPE(length, rotary=rotary, **limits)
+        if self.name == "laape":
+            if self.decay_length_plus is None and self.decay_length_minus is None:
+                return LAAPE(length, rotary=rotary, **limits)
+            return LAAPE(
+                self.decay_length,
+                decay_length_plus=self.decay_length_plus,
+                decay_length_minus=self.decay_length_minus,
+                rotary=rotary,
+                **limits,
+            )
+        assert not isinstance(length, list)
+        if self.name == "flashbias":
+            return FlashBias(length, heads, head_dim, rotary=rotary)
+        if self.name == "alibi":
+            return ALiBi(1 / length, rotary=rotary)
+        return Window(2 * length, rotary=rotary)
+
+
+class ModelConfig(Strict):
+    """The size of the network and how its attention is computed."""
+
+    width: int = Field(192, ge=1)
+    """Channels per point."""
+    depth: int = Field(6, ge=1)
+    """Transformer blocks."""
+    heads: int = Field(3, ge=1)
+    """Attention heads; width must be a multiple of it."""
+    expansion: int = Field(4, ge=1)
+    """Inner width of the point-wise networks over width."""
+    checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+    backend: str = "auto"
+    """Attention backend, as in farfield.local_attention."""
+    tolerance: float = Field(1e-4, gt=0, lt=1)
+    """Relative error that a sparse backend may make."""
+
+
+class SamplingConfig(Strict):
+    """Which part of each state a training item shows; the whole of it unless said otherwise."""
+
+    crop: list[int] | None = None
+    """Cells per axis of a random window."""
+    rim: int = Field(0, ge=0)
+    """Cells along a window's cut sides that the loss leaves out: their targets depend on what was cut away."""
+    points: int | None = Field(None, ge=1)
+    """Points drawn at random from the window; null for all."""
+
+
+class TrainingConfig(Strict):
+    """Optimiser, schedule and batches. The defaults are the paper's for the academic cases."""
+
+    loss: Literal["mse", "relative"] = "mse"
+    """mse: squared error of the standardised targets. relative: per item and field, sum |error| / sum |target|, which
+    is the error that the tables report; it weighs a calm state as much as a violent one."""
+    optimiser: Literal["lion", "adamw", "muon"] = "lion"
+    """lion (the paper's), adamw, or muon for the blocks' matrices with adamw for the rest."""
+    learning_rate: float = Field(5e-5, gt=0)
+    """The highest rate, reached after the warm-up."""
+    final_learning_rate: float = Field(1e-6, ge=0)
+    """Where the cosine ends."""
+    warmup: float = Field(0.05, ge=0, le=1)
+    """The fraction of all steps over which the rate rises linearly."""
+    weight_decay: float = Field(0.05, ge=0)
+    """Decoupled weight decay, on matrices only."""
+    gradient_clip: float | None = Field(0.25, gt=0)
+    """The gradient's norm is cut to this; null for never."""
+    batch_size: int = Field(32, ge=1)
+    """Items per step, over all processes and accumulated parts together."""
+    accumulation: int = Field(1, ge=1)
+    """Parts that each batch is computed in: less memory, the same step."""
+    epochs: int | None = Field(None, ge=1)
+    """Passes over the training data; give either this or steps."""
+    steps: int | None = Field(None, ge=1)
+    """Optimiser steps; give either this or epochs."""
+    average: float = Field(0.0, ge=0, lt=1)
+    """Decay of the exponential moving average of the weights, which is then what is validated and kept; 0 for none."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """bfloat16 autocast, float32, or bfloat16 where the hardware computes in it."""
+    validate_every: int = Field(1000, ge=1)
+    """Steps between validations; the last step is always validated."""
+    validation_items: int | None = Field(None, ge=1)
+    """Items of the validation split to validate on, drawn at random once; null for all."""
+    checkpoint_every: int = Field(500, ge=1)
+    """Steps between checkpoints, from which a run can be resumed."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(f"give either epochs or steps, got epochs {self.epochs} and steps {self.steps}")
+        if self.batch_size % self.accumulation:
+            raise ValueError(
+                f"batch_size must be a multiple of accumulation, got {self.batch_size} in {self.accumulation} parts"
+            )
+        return self
+
+
+class RunConfig(Strict):
+    """One training run. ``farfield train --config FILE`` repeats it."""
+
+    case: Literal["swe", "gray-scott"]
+    """What is learned: shallow water (1D) or Gray-Scott (2D)."""
+    dataset: str
+    """The folder that ``farfield generate`` wrote."""
+    seed: int = Field(0, ge=0)
+    """Decides the initial weights and the order of the data."""
+    encoding: EncodingConfig = EncodingConfig()
+    """How positions act on attention."""
+    model: ModelConfig = ModelConfig()
+    """The size of the network."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Which part of each state a training item shows."""
+    training: TrainingConfig = TrainingConfig(epochs=100)
+    """Optimiser, schedule and batches."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.model.width % self.model.heads:
+            raise ValueError(f"model.width must be a multiple of heads, got {self.model.width} and {self.model.heads}")
+        self.encoding.build(self.model.heads, self.model.width // self.model.heads)  # refuses what it cannot be
+        return self
+
+    @classmethod
+    def parse(cls, values: Any, source: str = "configuration") -> Self:
+        """Validate plain values; a mistake becomes one line per setting instead of pydantic's report."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{source}: expected settings as key: value, got {values!r}")
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            by_setting = {e["loc"][:2]: _one_line(e) for e in error.errors()}  # a union reports every alternative
+            raise ValueError(f"{source}: " + "; ".join(by_setting.values())) from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a YAML file."""
+        try:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path} is not valid YAML: {error}") from None
+        return cls.parse(values, str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write every setting to a YAML file, in one step."""
+        atomic_write_text(path, yaml.safe_dump(self.model_dump(), sort_keys=False))
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """The same run with some settings replaced: ``config.changed({"model.width": 96, "training.steps": 4000})``.
+
+        Setting one of ``training.steps`` and ``training.epochs`` clears the other.
+        """
+        values: dict[str, Any] = self.model_dump()
+        for name, value in changes.items():
+            *groups, last = name.split(".")
+            group = values
+            for key in groups:
+                if group.get(key) is None:
+                    group[key] = {}
+                group = group[key]
+                if not isinstance(group, dict):
+                    raise ValueError(f"cannot set {name}: {key} is not a group of settings")
+            group[last] = value
+            other = {"training.steps": "epochs", "training.epochs": "steps"}.get(name)
+            if other is not None and value is not None:
+                group[other] = None
+        return self.parse(values)
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """``["model.width=96", "encoding.rotary=null"]`` as a mapping; values are read as YAML."""
+    parsed = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--set expects name=value, e.g. model.width=96, got {setting!r}")
+        parsed[name.strip()] = _number(yaml.safe_load(value))
+    return parsed
+
+
+def _number(value: Any) -> Any:
+    """YAML reads 1e-3 (no dot) as text; a user means the number."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _one_line(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"] if not str(part).startswith(("list[", "float")))
+    message = error["msg"].removeprefix("Value error, ")
+    got = "" if error["type"] == "value_error" else f", got {error['input']!r}"
+    return f"{where}: {message}{got}" if where else f"{message}{got}"

@@ -1,0 +1,246 @@
+"""The training loop: any model, any data, one loss; from top to bottom, no callbacks.
+
+What makes a run repeatable, and its continuation exact: the order of the data follows from (seed, epoch), every
+random number of a step from (seed, step, process), the rate from the step, and all else is in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.utilities.rank_zero import rank_zero_only
+from rich.console import Console
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from farfield.training.config import TrainingConfig
+from farfield.training.optimisers import build_optimisers, learning_rate, update_average
+from farfield.training.progress import Log, StopRequest
+from farfield.training.runs import Run, fill, load_state, save_state, save_weights
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the loop is told about a case, and all that it knows of it."""
+
+    model: nn.Module
+    training_data: Dataset
+    validation_data: Dataset
+    loss: Callable[[nn.Module, Any], Tensor]
+    """The mean loss of a batch, as a scalar."""
+    points: Callable[[Any], int]
+    """The number of points in a batch, for the throughput."""
+    dataset: dict[str, Any]
+    """What the data is: kept in the run folder, and compared when the run is resumed."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; its checkpoint is saved."""
+
+
+class Diverged(RuntimeError):
+    """The loss is no longer a number; the last checkpoint is untouched."""
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that writes; known before the others are started, from the launcher's variables."""
+    return rank_zero_only.rank == 0  # type: ignore[attr-defined]
+
+
+def start_fabric(config: TrainingConfig, accelerator: str = "auto", devices: int = 1, nodes: int = 1) -> Fabric:
+    """Set up the device and, with several, start the other processes (they run the same command)."""
+    on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    bfloat16 = config.precision == "bfloat16" or (
+        config.precision == "auto" and (torch.cuda.is_bf16_supported() if on_gpu else _cpu_has_bfloat16())
+    )
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=nodes,
+        strategy="ddp" if devices * nodes > 1 else "auto",
+        precision="bf16-mixed" if bfloat16 else "32-true",
+    )
+    fabric.launch()
+    return fabric
+
+
+def train(
+    task: Task, config: TrainingConfig, seed: int, run: Run, fabric: Fabric, *, resume: bool, console: Console
+) -> None:
+    """Train ``task`` to the end, leaving everything in the run's folder.
+
+    Raises ``Interrupted`` after SIGTERM or Ctrl-C (a checkpoint is saved first), ``Diverged`` where the loss stops
+    being finite (the last checkpoint stays as it is).
+    """
+    main = fabric.is_global_zero
+    parts = config.accumulation * fabric.world_size
+    items = len(task.training_data)  # type: ignore[arg-type]
+    if config.batch_size % parts:
+        raise ValueError(
+            f"training.batch_size {config.batch_size} cannot be shared by {fabric.world_size} processes with "
+            f"{config.accumulation} part(s) each: choose a multiple of {parts}"
+        )
+    if items < config.batch_size:
+        raise ValueError(f"the dataset has {items} training items, fewer than one batch of {config.batch_size}")
+    steps_per_epoch = items // config.batch_size
+    steps = config.steps or (config.epochs or 0) * steps_per_epoch
+
+    optimisers = build_optimisers(task.model, config)
+    model, *optimisers = fabric.setup(task.model, *optimisers)
+    average = copy.deepcopy(task.model).requires_grad_(False) if config.average else task.model
+
+    first, best, seconds = 0, math.inf, 0.0
+    if resume:
+        state = load_state(run.state_path)
+        fill(task.model, state["model"], run.state_path)
+        if config.average:
+            fill(average, state["average"], run.state_path)
+        for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        first, best, seconds = state["step"], state["best"], state["seconds"]
+
+    def save(step: int) -> None:
+        if not main:
+            return
+        save_weights(run.last_path, average)
+        save_state(
+            run.state_path,
+            {
+                "model": task.model.state_dict(),
+                "average": average.state_dict() if config.average else None,
+                "optimisers": [optimiser.state_dict() for optimiser in optimisers],
+                "step": step,
+                "best": best,
+                "seconds": seconds,
+            },
+        )
+
+    batches = _batches(task.training_data, config, seed, first, steps, fabric)
+    held_out = _validation_groups(task.validation_data, config, fabric)
+    stop = StopRequest()
+    log = Log(run, first, steps, console) if main else None
+    if not resume:
+        save(0)
+    started = time.perf_counter() - seconds
+    try:
+        for step in range(first, steps):
+            began = time.perf_counter()
+            torch.manual_seed(_seed_of(seed, step, fabric.global_rank))
+            rate = learning_rate(step, steps, config)
+            for optimiser in optimisers:
+                for group in optimiser.param_groups:
+                    group["lr"] = rate
+            total, points = torch.zeros((), device=fabric.device), 0
+            for part in range(config.accumulation):
+                batch = next(batches)
+                with fabric.no_backward_sync(model, enabled=part < config.accumulation - 1):
+                    loss = task.loss(model, batch) / config.accumulation
+                    fabric.backward(loss)
+                total, points = total + loss.detach(), points + task.points(batch)
+            # one exchange per step: the mean loss, and whether any process was asked to stop
+            shared = fabric.all_reduce(torch.stack([total, total.new_tensor(float(stop.requested))]), reduce_op="mean")
+            loss_value, stopping = float(shared[0]), float(shared[1]) > 0
+            norm = nn.utils.clip_grad_norm_(task.model.parameters(), config.gradient_clip or math.inf)
+            if not (math.isfinite(loss_value) and math.isfinite(float(norm))):
+                raise Diverged(
+                    f"the loss is {loss_value} and the gradient's norm {float(norm)} at step {step + 1}: stopped. "
+                    f"{run.last_path} holds the weights of the last checkpoint; a lower training.learning_rate or "
+                    "training.gradient_clip may help"
+                )
+            for optimiser in optimisers:
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
+            if config.average:
+                update_average(average, task.model, config.average, step)
+
+            done, now = step + 1, time.perf_counter()
+            seconds = now - started
+            speed = points * fabric.world_size / (now - began)
+            if log:
+                log.step(done, step // steps_per_epoch, loss_value, rate, speed, seconds)
+            if done % config.validate_every == 0 or done == steps:
+                judged = _validate(task, average, held_out, fabric)
+                seconds = time.perf_counter() - started
+                if judged < best:
+                    best = judged
+                    if main:
+                        save_weights(run.best_path, average)
+                if log:
+                    log.validation(done, step // steps_per_epoch, judged, best, seconds)
+            if done % config.checkpoint_every == 0 or done == steps or stopping:
+                save(done)
+            if stopping and done < steps:
+                fabric.barrier()  # the checkpoint is on disk before any process leaves
+                raise Interrupted(f"stopped after step {done} of {steps}; continue with --resume {run}")
+    finally:
+        stop.close()
+        if log:
+            log.close()
+
+
+def _batches(data: Dataset, config: TrainingConfig, seed: int, first: int, steps: int, fabric: Fabric) -> Iterator[Any]:
+    """This process' (parts of) batches from step ``first`` on.
+
+    Items are made in this process, not by workers: random crops then follow from the step's seed, and a resumed run
+    draws the same.
+    """
+    order = _order(len(data), config, seed, first, steps, fabric.global_rank, fabric.world_size)  # type: ignore[arg-type]
+    loader: DataLoader = DataLoader(data, batch_sampler=order, generator=torch.Generator())
+    return (fabric.to_device(batch) for batch in loader)
+
+
+def _order(
+    items: int, config: TrainingConfig, seed: int, first: int, steps: int, process: int, processes: int
+) -> Iterator[list[int]]:
+    """The items of each (part of a) batch: one permutation per epoch, whose incomplete last batch is left out."""
+    share = config.batch_size // processes
+    per_epoch = items // config.batch_size
+    epoch, order = -1, torch.empty(0)
+    for step in range(first, steps):
+        if step // per_epoch != epoch:
+            epoch = step // per_epoch
+            order = torch.randperm(items, generator=torch.Generator().manual_seed(_seed_of(seed, epoch)))
+        start = step % per_epoch * config.batch_size + process * share
+        for part in order[start : start + share].chunk(config.accumulation):
+            yield part.tolist()
+
+
+def _seed_of(*numbers: int) -> int:
+    """One seed from several numbers; neighbours give unrelated seeds."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _validation_groups(data: Dataset, config: TrainingConfig, fabric: Fabric) -> list[list[int]]:
+    """This process' validation items, drawn once and for all, in batches."""
+    items = len(data)  # type: ignore[arg-type]
+    wanted = min(items, config.validation_items or items)
+    drawn = torch.randperm(items, generator=torch.Generator().manual_seed(0))[:wanted].sort().values
+    chosen = drawn[fabric.global_rank :: fabric.world_size].tolist()
+    size = config.batch_size // config.accumulation // fabric.world_size
+    return [chosen[start : start + size] for start in range(0, len(chosen), size)]
+
+
+@torch.no_grad()
+def _validate(task: Task, model: nn.Module, groups: list[list[int]], fabric: Fabric) -> float:
+    """The mean loss over the validation items of all processes."""
+    total = torch.zeros(2, dtype=torch.float64)
+    loader: DataLoader = DataLoader(task.validation_data, batch_sampler=groups, generator=torch.Generator())
+    for group, batch in zip(groups, loader, strict=True):
+        with fabric.autocast():
+            loss = float(task.loss(model, fabric.to_device(batch)))
+        total += torch.tensor([loss * len(group), len(group)], dtype=torch.float64)
+    loss_sum, count = fabric.all_reduce(total.to(fabric.device), reduce_op="sum")
+    return float(loss_sum / count)
+
+
+def _cpu_has_bfloat16() -> bool:
+    """Whether the processor multiplies in bfloat16; where it does not, bfloat16 is emulated and slower."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
