@@ -15,8 +15,7 @@ from farfield.attention import (
     propose_decay_lengths,
 )
 from farfield.models import TransformerOperator
-
-__version__ = "0.1.0"
+from farfield.version import __version__
 
 __all__ = [
     "LAAPE",
@@ -28,6 +27,7 @@ __all__ = [
     "RoPE",
     "TransformerOperator",
     "Window",
+    "__version__",
     "explain_backend",
     "local_attention",
     "plan_attention",

@@ -7,8 +7,7 @@ def tiny(case: str, seed: int = 0) -> DatasetConfig:
     """Every split of the quick preset with two or three simulations, on a few cells, of a few steps."""
     config = configure(case, "quick", seed, scales="2,3" if case == "swe" else "2,2x1")
     splits = {
-        name: {"simulations": 2 + (name == "train"), "scale": split.scale}
-        for name, split in config.splits.items()
+        name: {"simulations": 2 + (name == "train"), "scale": split.scale} for name, split in config.splits.items()
     }
     if case == "swe":
         return config.replace(cells=(40,), extent=(50.0,), states=6, splits=splits)

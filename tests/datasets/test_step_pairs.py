@@ -81,9 +81,7 @@ def test_a_crop_is_a_window_of_the_whole_with_its_own_positions_and_flags(datase
                 is_side = bool(flags.movedim(axis, 0)[side, ..., axis].all())
                 if not is_side:
                     assert (weights.movedim(axis, 0)[[side, side + 1 + 2 * side]] == 0).all()
-        assert (
-            weights.reshape(-1)[weights.numel() // 2 + crop[-1] // 2 if len(crop) > 1 else crop[0] // 2] == 1
-        )
+        assert weights.reshape(-1)[weights.numel() // 2 + crop[-1] // 2 if len(crop) > 1 else crop[0] // 2] == 1
     assert len(seen_starts) > 3
 
 

@@ -34,9 +34,7 @@ def test_the_wells_reader_opens_every_split(dataset):
 def test_the_wells_normalisation_reads_our_statistics(dataset):
     config, folder = dataset
     arguments = {"use_normalization": True, "normalization_type": ZScoreNormalization}
-    train = WellDataset(
-        path=str(folder), well_split_name="train", n_steps_output=config.states - 1, **arguments
-    )
+    train = WellDataset(path=str(folder), well_split_name="train", n_steps_output=config.states - 1, **arguments)
     values = np.concatenate([np.concatenate([item["input_fields"], item["output_fields"]]) for item in train])
     np.testing.assert_allclose(values.mean(axis=tuple(range(values.ndim - 1))), 0, atol=1e-4)
     np.testing.assert_allclose(values.std(axis=tuple(range(values.ndim - 1))), 1, atol=1e-4)
@@ -49,9 +47,7 @@ def test_a_file_holds_what_was_solved_and_says_how(dataset):
     np.testing.assert_array_equal(split.read(slice(None), slice(None)), solved)
     np.testing.assert_array_equal(split.read(1, 2), solved[1, 2])
     window = (slice(3, 9),) * len(config.cells)
-    np.testing.assert_array_equal(
-        split.read(1, slice(0, 4, 2), window), solved[(1, slice(0, 4, 2), ..., *window)]
-    )
+    np.testing.assert_array_equal(split.read(1, slice(0, 4, 2), window), solved[(1, slice(0, 4, 2), ..., *window)])
     assert split.spec == config.spec()
     assert split.scale == config.splits["s2"].scale
     assert split.domain == config.domain(config.splits["s2"])

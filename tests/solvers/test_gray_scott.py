@@ -98,9 +98,7 @@ def test_the_compiled_steps_equal_the_reference(seed, nx, ny, steps):
     np.testing.assert_allclose(gray_scott.advance(state, steps, coefficients)[0], expected, rtol=1e-11)
 
 
-@given(
-    st.integers(0, 2**32 - 1), st.integers(1, 90), st.integers(1, 90), st.integers(7, 60), st.integers(1, 12)
-)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 90), st.integers(1, 90), st.integers(7, 60), st.integers(1, 12))
 @settings(max_examples=25, deadline=None)
 def test_cutting_a_domain_into_tiles_changes_no_bit(seed, nx, ny, tile, rim):
     state = np.random.default_rng(seed).random((2, 2, nx, ny)) * 0.5

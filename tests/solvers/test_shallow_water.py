@@ -62,9 +62,7 @@ def test_shock_and_rarefaction_stand_where_stoker_has_them():
     np.testing.assert_allclose(h[plateau], exact_h[plateau], rtol=1e-3)
 
 
-crenel_states = st.lists(
-    st.tuples(st.floats(30, 65), st.floats(1, 8), st.floats(0.01, 0.5)), min_size=1, max_size=4
-)
+crenel_states = st.lists(st.tuples(st.floats(30, 65), st.floats(1, 8), st.floats(0.01, 0.5)), min_size=1, max_size=4)
 
 
 def crenels(domain, bumps):

@@ -94,9 +94,7 @@ def picture(split: Split, simulation: int = 0) -> Figure:
     if split.domain.space_dim == 1:
         figure = Figure(figsize=(9, 4.5), layout="constrained")
         (x,) = split.domain.centres()
-        for axes, (index, field) in zip(
-            figure.subplots(2, 1, sharex=True), enumerate(spec.fields), strict=True
-        ):
+        for axes, (index, field) in zip(figure.subplots(2, 1, sharex=True), enumerate(spec.fields), strict=True):
             for time in times:
                 label = f"{time * spec.time_step:g} {spec.time_unit}"
                 axes.plot(x, split.read(simulation, int(time))[index], label=label, linewidth=1)
@@ -111,9 +109,7 @@ def picture(split: Split, simulation: int = 0) -> Figure:
     maps = [split.read(simulation, int(time))[-1] for time in times]
     highest = max(float(values.max()) for values in maps)
     for axes, time, values in zip(panels, times, maps, strict=True):
-        image = axes.imshow(
-            values.T, origin="lower", extent=(0, extent[0], 0, extent[1]), vmin=0, vmax=highest
-        )
+        image = axes.imshow(values.T, origin="lower", extent=(0, extent[0], 0, extent[1]), vmin=0, vmax=highest)
         axes.set_title(f"t = {time * spec.time_step:g}", fontsize="medium")
         axes.set_xlabel(f"x [{spec.length_unit}]")
     panels[0].set_ylabel(f"y [{spec.length_unit}]")

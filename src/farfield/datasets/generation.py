@@ -76,9 +76,7 @@ class DatasetConfig(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> DatasetConfig:
         if "train" not in self.splits:
-            raise ValueError(
-                f"expected a split 'train', which the statistics come from, got {list(self.splits)}"
-            )
+            raise ValueError(f"expected a split 'train', which the statistics come from, got {list(self.splits)}")
         for name, split in self.splits.items():
             self.domain(split)  # raises where the scale does not fit
             if not name.isidentifier():
@@ -114,9 +112,7 @@ class DatasetConfig(BaseModel):
 
     def work(self, split: SplitConfig) -> int:
         """Cell updates."""
-        return (
-            split.simulations * int(np.prod(self.domain(split).cells)) * self.save_every * (self.states - 1)
-        )
+        return split.simulations * int(np.prod(self.domain(split).cells)) * self.save_every * (self.states - 1)
 
 
 def draw_crenels(rng: np.random.Generator, domain: Domain, count: int) -> NDArray[np.float64]:
@@ -141,9 +137,7 @@ def draw_crenels(rng: np.random.Generator, domain: Domain, count: int) -> NDArra
 def draw_sources(rng: np.random.Generator, domain: Domain, count: int) -> NDArray[np.float64]:
     """U = 1, V = 0 with ``count`` squares of U = 0.5, V = 0.25, anywhere inside the domain: (2, nx, ny)."""
     if min(domain.cells) < SOURCE_CELLS:
-        raise ValueError(
-            f"expected at least {SOURCE_CELLS} cells along each axis to hold a source, got {domain.cells}"
-        )
+        raise ValueError(f"expected at least {SOURCE_CELLS} cells along each axis to hold a source, got {domain.cells}")
     state = np.stack([np.ones(domain.cells), np.zeros(domain.cells)])
     for _ in range(count):
         i, j = (int(rng.integers(0, cells - SOURCE_CELLS + 1)) for cells in domain.cells)
@@ -268,9 +262,7 @@ def configure(
         factors = [tuple(float(factor) for factor in scale.split("x")) for scale in scales.split(",")]
         return with_scales(config, [scale * dim if len(scale) == 1 else scale for scale in factors])
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'dataset'}: {e['msg']}" for e in error.errors()
-        )
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'dataset'}: {e['msg']}" for e in error.errors())
         raise ValueError(f"these settings make no dataset: {problems}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(
@@ -359,9 +351,7 @@ def provenance(config: DatasetConfig, name: str) -> dict[str, Any]:
     }
 
 
-def _batches(
-    config: DatasetConfig, name: str, report: Callable[[str, int], None]
-) -> Iterator[NDArray[np.float64]]:
+def _batches(config: DatasetConfig, name: str, report: Callable[[str, int], None]) -> Iterator[NDArray[np.float64]]:
     split = config.splits[name]
     size = max(1, BATCH_CELLS // int(np.prod(config.domain(split).cells)))
     for first in range(0, split.simulations, size):
@@ -384,20 +374,12 @@ def _threads(workers: int | None) -> Iterator[None]:
 def _claimed(out: Path, config: DatasetConfig) -> Iterator[DatasetConfig]:
     """Make ``out`` this dataset's folder, alone, or refuse; yield the configuration of all it will hold."""
     manifest = out / "dataset.yaml"
-    if (
-        out.exists()
-        and not manifest.exists()
-        and any(not path.name.startswith(".") for path in out.iterdir())
-    ):
-        raise FileExistsError(
-            f"{out} holds other files and no dataset: choose a new or empty folder with --out"
-        )
+    if out.exists() and not manifest.exists() and any(not path.name.startswith(".") for path in out.iterdir()):
+        raise FileExistsError(f"{out} holds other files and no dataset: choose a new or empty folder with --out")
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".lock").open("w") as lock:
         try:
-            fcntl.flock(
-                lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # the kernel releases it however this process ends
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it however this process ends
         except BlockingIOError as error:
             raise RuntimeError(
                 f"another process is generating into {out}: wait for it, or choose another --out"
@@ -406,17 +388,11 @@ def _claimed(out: Path, config: DatasetConfig) -> Iterator[DatasetConfig]:
         if manifest.exists():
             held = read_config(manifest)
             shared = held.splits.keys() & config.splits.keys()
-            whole = held.replace(
-                splits={**held.splits, **{k: v for k, v in config.splits.items() if k not in shared}}
-            )
+            whole = held.replace(splits={**held.splits, **{k: v for k, v in config.splits.items() if k not in shared}})
             differing = [
                 f"{key} is {old!r} there and {new!r} here"
                 for key, old, new in (
-                    *(
-                        (k, getattr(held, k), getattr(config, k))
-                        for k in DatasetConfig.model_fields
-                        if k != "splits"
-                    ),
+                    *((k, getattr(held, k), getattr(config, k)) for k in DatasetConfig.model_fields if k != "splits"),
                     *((k, held.splits[k], config.splits[k]) for k in sorted(shared)),
                 )
                 if old != new

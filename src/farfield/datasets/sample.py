@@ -27,9 +27,7 @@ class SampleSpec(BaseModel):
     field_units: tuple[str, ...]
     axes: tuple[str, ...]
     length_unit: str
-    training_extent: tuple[
-        float, ...
-    ]  # of the training domain, one per axis; larger domains keep the spacing
+    training_extent: tuple[float, ...]  # of the training domain, one per axis; larger domains keep the spacing
     spacing: tuple[float, ...]
     boundary: Literal["open", "wall"]  # both zero-gradient: open lets waves out, wall lets nothing through
     time_step: float  # between two saved states
@@ -41,8 +39,7 @@ class SampleSpec(BaseModel):
             raise ValueError(f"expected one unit per field, got {self.fields} and {self.field_units}")
         if not len(self.axes) == len(self.training_extent) == len(self.spacing) > 0:
             raise ValueError(
-                f"expected one extent and one spacing per axis, got {self.axes}, {self.training_extent}, "
-                f"{self.spacing}"
+                f"expected one extent and one spacing per axis, got {self.axes}, {self.training_extent}, {self.spacing}"
             )
         if not all(number > 0 for number in (*self.training_extent, *self.spacing, self.time_step)):
             raise ValueError("expected positive extents, spacings and time step")

@@ -40,9 +40,7 @@ class Standardiser:
 
     @classmethod
     def of_changes(cls, statistics: Statistics, fields: tuple[str, ...]) -> Standardiser:
-        return cls(
-            *(tuple(statistics[name][field] for field in fields) for name in ("mean_delta", "std_delta"))
-        )
+        return cls(*(tuple(statistics[name][field] for field in fields) for name in ("mean_delta", "std_delta")))
 
     def __call__(self, physical: Tensor) -> Tensor:
         return (physical - physical.new_tensor(self.mean)) / physical.new_tensor(self.std)
@@ -57,9 +55,7 @@ class Sample(NamedTuple):
     features: Tensor  # (N, F) standardised fields, then boundary flags as 0 or 1
     positions: Tensor  # (N, P) normalised: the training domain is 1000 wide
     targets: Tensor  # (N, T) standardised change of the fields
-    weights: (
-        Tensor  # (N,) 1 where the loss counts, 0 on a crop's rim, whose targets depend on what was cut away
-    )
+    weights: Tensor  # (N,) 1 where the loss counts, 0 on a crop's rim, whose targets depend on what was cut away
 
 
 class StepPairs(Dataset[Sample]):
@@ -92,9 +88,7 @@ class StepPairs(Dataset[Sample]):
         ):
             raise ValueError(f"expected a crop of 1 to {self.domain.cells} cells per axis, got {self.crop}")
         if not 0 <= 2 * rim < min(self.crop):
-            raise ValueError(
-                f"expected a rim of at least 0 and below half of the crop {self.crop}, got {rim}"
-            )
+            raise ValueError(f"expected a rim of at least 0 and below half of the crop {self.crop}, got {rim}")
         if points is not None and not 1 <= points <= np.prod(self.crop):
             raise ValueError(f"expected 1 to {np.prod(self.crop)} points per sample, got {points}")
         statistics = read_statistics(folder, stride)
@@ -117,9 +111,7 @@ class StepPairs(Dataset[Sample]):
         times = slice(state, state + self.stride + 1, self.stride)
         now, later = torch.from_numpy(self.split.read(simulation, times, window))
         sample = Sample(
-            features=torch.cat(
-                [self.standardise_state(_points(now)), _points(self._flags[:, *window])], dim=-1
-            ),
+            features=torch.cat([self.standardise_state(_points(now)), _points(self._flags[:, *window])], dim=-1),
             positions=_points(self._positions[:, *window]),
             targets=self.standardise_change(_points(later - now)),
             weights=self._weights(window),

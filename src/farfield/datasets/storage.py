@@ -55,9 +55,7 @@ def write_split(
             _write_header(file, spec, domain, scale, states, simulations, constants, provenance)
             done = 0
             for batch in trajectories:
-                for (
-                    trajectory
-                ) in batch:  # one by one, so that the file's order does not depend on the batches
+                for trajectory in batch:  # one by one, so that the file's order does not depend on the batches
                     for index, name in enumerate(spec.fields):
                         file["t0_fields"][name][done] = trajectory[:, index]
                     done += 1
@@ -218,9 +216,7 @@ def open_split(folder: str | Path, split: str) -> Split:
     """Open one split of a dataset folder by name."""
     found = {path.parent.name: path for path in sorted(Path(folder).glob("data/*/*.hdf5"))}
     if not found:
-        raise FileNotFoundError(
-            f"no dataset in {folder}: make one with `farfield generate ... --out {folder}`"
-        )
+        raise FileNotFoundError(f"no dataset in {folder}: make one with `farfield generate ... --out {folder}`")
     if split not in found:
         raise ValueError(f"unknown split {split!r}: {folder} holds {', '.join(found)}")
     return Split(found[split])
@@ -249,9 +245,7 @@ def compute_statistics(split: Split, stride: int = 1) -> Statistics:
 
 def check_stride(split: Split, stride: int) -> None:
     if not 1 <= stride < split.states:
-        raise ValueError(
-            f"expected a stride of 1 to {split.states - 1} saved steps in {split.path}, got {stride}"
-        )
+        raise ValueError(f"expected a stride of 1 to {split.states - 1} saved steps in {split.path}, got {stride}")
 
 
 def read_statistics(folder: str | Path, stride: int = 1) -> Statistics:

@@ -19,13 +19,9 @@ class Domain:
     def __post_init__(self) -> None:
         cells, extent = tuple(self.cells), tuple(float(length) for length in self.extent)
         if len(cells) != len(extent) or not cells:
-            raise ValueError(
-                f"expected one cell count and one extent per axis, got cells={cells} and extent={extent}"
-            )
+            raise ValueError(f"expected one cell count and one extent per axis, got cells={cells} and extent={extent}")
         if any(count != int(count) or count < 1 for count in cells):
-            raise ValueError(
-                f"expected at least one cell along each axis, as whole numbers, got cells={cells}"
-            )
+            raise ValueError(f"expected at least one cell along each axis, as whole numbers, got cells={cells}")
         if not all(np.isfinite(length) and length > 0 for length in extent):
             raise ValueError(f"expected a positive, finite extent along each axis, got extent={extent}")
         object.__setattr__(self, "cells", tuple(int(count) for count in cells))
@@ -54,9 +50,7 @@ class Domain:
             raise ValueError(f"expected {self.space_dim} scale(s), one per axis, got {tuple(scale)}")
         cells = tuple(factor * count for factor, count in zip(scale, self.cells, strict=True))
         if any(count < 1 or not float(count).is_integer() for count in cells):
-            raise ValueError(
-                f"scale {tuple(scale)} of {self.cells} cells gives {cells}, not whole positive numbers"
-            )
+            raise ValueError(f"scale {tuple(scale)} of {self.cells} cells gives {cells}, not whole positive numbers")
         extent = tuple(factor * length for factor, length in zip(scale, self.extent, strict=True))
         return Domain(tuple(int(count) for count in cells), extent)
 

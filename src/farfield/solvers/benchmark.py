@@ -40,11 +40,9 @@ def markdown(results: dict[str, Any]) -> str:
     """The same figures as a small table."""
     machine = results["machine"]
     lines = [
-        f"`farfield bench solvers` on {machine['cpu']}, {machine['threads']} threads, best of "
-        f"{results['rounds']}:",
+        f"`farfield bench solvers` on {machine['cpu']}, {machine['threads']} threads, best of {results['rounds']}:",
         "",
-        "| Gray-Scott | million cells/s | NumPy | times NumPy | arithmetic allows | bandwidth allows | "
-        "limit / ours |",
+        "| Gray-Scott | million cells/s | NumPy | times NumPy | arithmetic allows | bandwidth allows | limit / ours |",
         "|---|---|---|---|---|---|---|",
     ]
     for case in results["gray_scott"]:
@@ -65,9 +63,7 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _gray_scott_case(
-    domain: Domain, simulations: int, steps: int, numpy_steps: int, rounds: int
-) -> dict[str, Any]:
+def _gray_scott_case(domain: Domain, simulations: int, steps: int, numpy_steps: int, rounds: int) -> dict[str, Any]:
     """All speeds in million cell updates per second."""
     state = np.zeros((simulations, 2, *domain.cells))
     rng = np.random.default_rng(0)
@@ -118,9 +114,7 @@ def _shallow_water_case(rounds: int) -> dict[str, Any]:
     initial = np.zeros((simulations, 2, *domain.cells))
     initial[:, 1] = 1
     initial[:, 1, 40:60] = 1.05
-    seconds = _best_times({"ours": lambda: shallow_water.solve(initial, domain, save_every, states)}, rounds)[
-        "ours"
-    ]
+    seconds = _best_times({"ours": lambda: shallow_water.solve(initial, domain, save_every, states)}, rounds)["ours"]
     updates = simulations * domain.cells[0] * save_every * (states - 1)
     return {"cells": domain.cells[0], "simulations": simulations, "ours": updates / seconds / 1e6}
 

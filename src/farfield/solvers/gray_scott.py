@@ -80,9 +80,7 @@ def solve(
         )
     limit = stable_time_step(domain, *rates)
     if time_step > limit:
-        raise ValueError(
-            f"the time step {time_step:g} is above the stability limit of {limit:.4g}: use at most that"
-        )
+        raise ValueError(f"the time step {time_step:g} is above the stability limit of {limit:.4g}: use at most that")
     _check_finite(first)
     coefficients = step_coefficients(domain, *rates, time_step=time_step)
 
@@ -155,9 +153,7 @@ def advance(
     )
     buffers = np.empty((2, *state.shape))
     # Each thread's old and new fields of a tile, allocated once: fresh pages would cost as much as the steps.
-    widened = [
-        min(-(-cells // tiles) + 2 * rim, cells) + 2 for cells, tiles in ((nx, tiles_x), (ny, tiles_y))
-    ]
+    widened = [min(-(-cells // tiles) + 2 * rim, cells) + 2 for cells, tiles in ((nx, tiles_x), (ny, tiles_y))]
     work = np.ones((numba.get_num_threads(), 2, 2 * widened[0] * widened[1]))
     for turn, done in enumerate(range(0, steps, rim)):
         _advance_tiles(state, buffers[turn % 2], tasks, min(rim, steps - done), coefficients, work)
@@ -194,9 +190,7 @@ def _advance_tile(
             _fill_ghosts(old[field], a0 == 0, a1 == nx, b0 == 0, b1 == ny)
         # The rows that are still right after k steps: k fewer on a side that is cut out of the domain.
         first, last = (1 if a0 == 0 else 1 + k), (rows if a1 == nx else rows - k)
-        _step(
-            old.reshape(2, -1), new.reshape(2, -1), row, first * row + 1, (last + 1) * row - 1, coefficients
-        )
+        _step(old.reshape(2, -1), new.reshape(2, -1), row, first * row + 1, (last + 1) * row - 1, coefficients)
         old, new = new, old
     for field in range(2):
         for i in range(x1 - x0):

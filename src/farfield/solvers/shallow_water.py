@@ -76,9 +76,7 @@ def _check(state: NDArray[np.float64], domain: Domain, time_step: float, gravity
         raise ValueError("the state is not finite: check the initial state and reduce the time step")
     lowest = state[..., 1, :].min()
     if not lowest > 0:
-        raise ValueError(
-            f"expected water everywhere (a dry bed is not supported), got a height of {lowest:g} m"
-        )
+        raise ValueError(f"expected water everywhere (a dry bed is not supported), got a height of {lowest:g} m")
     limit = stable_time_step(state, domain, gravity)
     if time_step > limit:
         raise ValueError(
