@@ -31,13 +31,13 @@ from pydantic import (
     model_validator,
 )
 
-import farfield
 from farfield.datasets.card import write_card
 from farfield.datasets.sample import SampleSpec
 from farfield.datasets.storage import compute_statistics, open_split, split_path, write_split
 from farfield.files import atomic_write_text
 from farfield.geometry.domain import Domain
 from farfield.solvers import gray_scott, shallow_water
+from farfield.version import __version__
 
 Preset = Literal["quick", "cpu", "paper"]
 BATCH_CELLS = 1 << 20  # cells solved at a time: fills the cores, and bounds memory to about 300 MB
@@ -344,7 +344,7 @@ def provenance(config: DatasetConfig, name: str) -> dict[str, Any]:
     if name not in preset.splits:
         command += f" --scales {scale_text(config.splits[name].scale)}"
     return {
-        "version": farfield.__version__,
+        "version": __version__,
         "command": command,
         "split": name,
         "settings": config.model_dump(mode="json", exclude={"splits"}),
