@@ -98,6 +98,34 @@ def _generate(
 console = Console()
 
 
+@bench.command("attention")
+def bench_attention(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here, a table and a picture beside it.")
+    ] = None,
+    scales: Annotated[str, typer.Option(help="Domain sizes over the training domain's.")] = "1,2,4,10",
+) -> None:
+    """Time, memory and error of tiled attention against dense attention, on up to 1.6 million points (ten minutes).
+
+    Example: `farfield bench attention --json benchmarks/attention.json`
+    """
+    import json
+
+    import torch
+
+    from farfield.attention.benchmark import benchmark_attention, draw, markdown
+    from farfield.files import atomic_path, atomic_write_text
+
+    with torch.no_grad():
+        results = benchmark_attention(tuple(int(s) for s in scales.split(",")), console.print)
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
+        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
+        with atomic_path(json_file.with_suffix(".png")) as partial:
+            draw(results, partial)
+    print(markdown(results))
+
+
 @bench.command("training")
 def bench_training(
     json_file: Annotated[
