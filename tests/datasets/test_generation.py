@@ -1,5 +1,6 @@
 """Datasets: the same bytes however made, nothing half-made or overwritten, the published statistics."""
 
+import contextlib
 import hashlib
 import os
 import random
@@ -80,13 +81,14 @@ def test_killed_at_any_moment_nothing_looks_complete_and_a_further_run_gives_the
             spawner.stdin.flush()
             child = int(spawner.stdout.readline())
             time.sleep(moments.uniform(0, longest))
-            os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has finished
+                os.kill(child, signal.SIGKILL)
             ended = int(spawner.stdout.readline())
             kills += ended == -signal.SIGKILL
             # Whatever stands under a final name is whole: the same bytes as undisturbed.
             found = digests(folder) if folder.exists() else {}
             assert found.items() <= expected.items(), attempt
-            longest *= 1.1  # the earliest moments first, then all of them
+            longest *= 1.4  # the earliest moments first, then all of them
             if ended == 0:
                 break
         spawner.stdin.close()
@@ -100,7 +102,7 @@ def test_a_further_scale_joins_a_dataset_and_leaves_the_rest_alone(tmp_path):
     config = tiny("swe")
     assert generate(config, tmp_path) == list(config.splits)
     before = digests(tmp_path)
-    further = generation.with_scales(config, [(2,), (5,)])
+    further = generation.with_scales(config, [(5,)])
     assert generate(further, tmp_path) == ["s5"]
     after = digests(tmp_path)
     assert all(after[name] == before[name] for name in before if name.startswith("data/"))
@@ -144,7 +146,9 @@ def test_a_dataset_larger_than_the_disk_is_refused_before_it_starts(tmp_path):
 def test_a_disk_that_fills_up_is_a_clear_error_and_loses_nothing(tmp_path):
     config = tiny("swe")
     generate(config, tmp_path / "whole")
-    limit = (tmp_path / "whole" / "data" / "s2" / "swe.hdf5").stat().st_size  # s3 does not fit, the others do
+    limit = (
+        (tmp_path / "whole" / "data" / "train" / "swe.hdf5").stat().st_size
+    )  # s2 does not fit, the others do
     script = f"""
 import resource, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -159,9 +163,9 @@ except OSError as error:
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert "cannot write" in run.stdout and "s3" in run.stdout and "run the same command again" in run.stdout
+    assert "cannot write" in run.stdout and "s2" in run.stdout and "run the same command again" in run.stdout
     full = digests(tmp_path / "full")
-    assert "data/s3/swe.hdf5" not in full and "data/s2/swe.hdf5" in full
+    assert "data/s2/swe.hdf5" not in full and "data/test/swe.hdf5" in full
     generate(config, tmp_path / "full")
     assert digests(tmp_path / "full") == digests(tmp_path / "whole")
 
@@ -240,10 +244,12 @@ PUBLISHED = {  # design.md: mean and std of the states, std (shallow water) or m
 }
 
 
-@pytest.mark.parametrize("case", ["swe", "gray-scott"])
-def test_a_hundred_training_simulations_have_the_published_statistics(case):
+# A hundred simulations of shallow water scatter by 3 % of a deviation in the mean and 4 % in the deviation,
+# which is most of what is allowed; all 800, of which the published numbers are, by 1 %.
+@pytest.mark.parametrize(("case", "simulations"), [("swe", 800), ("gray-scott", 100)])
+def test_training_simulations_have_the_published_statistics(case, simulations):
     config = configure(case, "paper")
-    trajectories = solve_split(config, "train", 0, 100)
+    trajectories = solve_split(config, "train", 0, simulations)
     changes = np.diff(trajectories, axis=1)
     for index, (field, published) in enumerate(PUBLISHED[case].items()):
         mean, std, change_mean, change_std = published

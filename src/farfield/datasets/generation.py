@@ -188,8 +188,8 @@ def shallow_water_config(preset: Preset = "cpu", seed: int = 0) -> DatasetConfig
         cells=(128,),
         extent=(100.0,),
         sources=3,
-        time_step=0.03,
-        save_every=10,
+        time_step=0.01,
+        save_every=30,
         states=51,
         constants={"gravity": shallow_water.GRAVITY},
         splits=quick if preset == "quick" else published,
@@ -406,9 +406,6 @@ def _claimed(out: Path, config: DatasetConfig) -> Iterator[DatasetConfig]:
         if manifest.exists():
             held = read_config(manifest)
             shared = held.splits.keys() & config.splits.keys()
-            whole = held.replace(
-                splits={**held.splits, **{k: v for k, v in config.splits.items() if k not in shared}}
-            )
             differing = [
                 f"{key} is {old!r} there and {new!r} here"
                 for key, old, new in (
@@ -427,6 +424,7 @@ def _claimed(out: Path, config: DatasetConfig) -> Iterator[DatasetConfig]:
                     f"--out, "
                     f"or delete that one first"
                 )
+            whole = held.replace(splits={**held.splits, **config.splits})
         atomic_write_text(manifest, yaml.safe_dump(whole.model_dump(mode="json"), sort_keys=False))
         for partial in out.rglob(".*.partial"):  # what a killed run left behind
             partial.unlink()
