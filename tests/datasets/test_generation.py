@@ -144,20 +144,17 @@ def test_a_dataset_larger_than_the_disk_is_refused_before_it_starts(tmp_path):
 
 
 def test_a_disk_that_fills_up_is_a_clear_error_and_loses_nothing(tmp_path):
-    config = tiny("swe")
+    larger = {"train": {"simulations": 3, "scale": (1,)}, "s2": {"simulations": 500, "scale": (2,)}}
+    config = tiny("swe").replace(splits=larger)
     generate(config, tmp_path / "whole")
-    limit = (
-        (tmp_path / "whole" / "data" / "train" / "swe.hdf5").stat().st_size
-    )  # s2 does not fit, the others do
     script = f"""
 import resource, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from conftest import tiny
 from farfield.datasets.generation import generate
-# writing beyond fails, as on a full disk
-resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**21, resource.RLIM_INFINITY))  # beyond 2 MiB, writing fails
 try:
-    generate(tiny("swe"), {str(tmp_path / "full")!r})
+    generate(tiny("swe").replace(splits={larger!r}), {str(tmp_path / "full")!r})
 except OSError as error:
     print(error)
 """
@@ -165,7 +162,7 @@ except OSError as error:
     assert run.returncode == 0, run.stderr
     assert "cannot write" in run.stdout and "s2" in run.stdout and "run the same command again" in run.stdout
     full = digests(tmp_path / "full")
-    assert "data/s2/swe.hdf5" not in full and "data/test/swe.hdf5" in full
+    assert "data/s2/swe.hdf5" not in full and "data/train/swe.hdf5" in full
     generate(config, tmp_path / "full")
     assert digests(tmp_path / "full") == digests(tmp_path / "whole")
 
@@ -196,7 +193,7 @@ def test_an_unstable_time_step_and_an_unknown_split_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"stability limit of 1\.2"):
         generate(config.replace(time_step=1.5), tmp_path)
     assert not list(tmp_path.rglob("*.hdf5"))
-    with pytest.raises(ValueError, match="unknown split 'holdout': expected one of train, validation, test"):
+    with pytest.raises(ValueError, match="unknown split 'holdout': expected one of train, test, s2"):
         solve_split(config, "holdout", 0, 1)
     with pytest.raises(ValueError, match="at least one worker, got 0"):
         generate(config, tmp_path, workers=0)

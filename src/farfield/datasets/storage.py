@@ -75,9 +75,7 @@ def write_split(
                         done += 1
                 if done != simulations:
                     raise ValueError(f"expected {simulations} simulations for {path}, got {done}")
-                file.flush()
-                used = file.id.get_filesize()
-            os.truncate(partial, used)
+            h5py.File(partial, "r+").close()  # gives back what was reserved and not used
     except OSError as error:
         raise OSError(
             f"cannot write {path}: {error}. Nothing is lost: make room (or choose another folder) and run "
