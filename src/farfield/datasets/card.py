@@ -103,7 +103,8 @@ def picture(split: Split, simulation: int = 0) -> Figure:
             axes.set_ylabel(f"{field} [{spec.field_units[index]}]")
             axes.grid(alpha=0.3)
         axes.set_xlabel(f"x [{spec.length_unit}]")
-        figure.axes[0].legend(ncols=len(times), fontsize="small", loc="upper right")
+        lines, labels = axes.get_legend_handles_labels()
+        figure.legend(lines, labels, loc="outside lower center", ncols=len(times))
         figure.suptitle(title)
         return figure
     figure = Figure(figsize=(12, 3.4), layout="constrained")
