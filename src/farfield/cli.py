@@ -41,7 +41,8 @@ Scales = Annotated[
     typer.Option(help="Larger domains instead of the preset's, e.g. `2,10,100`, or `2x1` for two axes."),
 ]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a setting, e.g. `cells=[64,64]`; repeatable.")
+    list[str] | None,
+    typer.Option("--set", help="Change a setting of `dataset.yaml`, e.g. `states=21`; repeatable."),
 ]
 
 

@@ -229,17 +229,17 @@ def gray_scott_config(preset: Preset = "cpu", seed: int = 0) -> DatasetConfig:
 
 
 def scale_text(scale: tuple[float, ...]) -> str:
-    """ "2" for (2, 2), "2x1" for (2, 1)."""
+    """(2, 2) is "2", (2, 1) is "2x1"."""
     return "x".join(f"{factor:g}" for factor in (scale[:1] if len(set(scale)) == 1 else scale))
 
 
 def with_scales(config: DatasetConfig, scales: Sequence[tuple[float, ...]]) -> DatasetConfig:
     """The same dataset on these larger domains; one the preset lacks gets its fewest simulations."""
-    fewest = min(split.simulations for split in config.splits.values())
-    splits = {name: split for name, split in config.splits.items() if not name.startswith("s")}
+    counts = {split.scale: split.simulations for split in config.splits.values()}
+    splits = {name: split for name, split in config.splits.items() if set(split.scale) == {1.0}}
     for scale in scales:
         name = "s" + scale_text(scale).replace(".", "_")
-        splits[name] = config.splits.get(name, SplitConfig(simulations=fewest, scale=scale))
+        splits[name] = SplitConfig(simulations=counts.get(scale, min(counts.values())), scale=scale)
     return config.replace(splits=splits)
 
 
