@@ -34,7 +34,10 @@ Scales = Annotated[
     str | None,
     typer.Option(help="Larger domains instead of the preset's, e.g. `2,10,100`, or `2x1` for two axes."),
 ]
-Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. `cells=[64,64]`; repeatable.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a setting of `dataset.yaml`, e.g. `states=21`; repeatable."),
+]
 
 
 @generate.command("swe")
@@ -277,9 +280,8 @@ def main() -> None:
     except (ValueError, OSError, RuntimeError) as error:
         if os.environ.get("FARFIELD_DEBUG"):
             raise
-        Console(stderr=True).print(
-            f"[bold red]error:[/] {type(error).__name__}: {escape(str(error))}", highlight=False, soft_wrap=True
-        )
+        message = f"[bold red]error:[/] {type(error).__name__}: {escape(str(error))}"
+        Console(stderr=True).print(message, highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
