@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,6 +23,28 @@ generate = typer.Typer(no_args_is_help=True, help="Make a dataset with the built
 bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, always as ratios within one run.")
 app.add_typer(generate, name="generate")
 app.add_typer(bench, name="bench")
+
+
+@generate.command("urban-wind")
+def generate_urban_wind(
+    preset: Annotated[str, typer.Option(help="quick (minutes), cpu (an hour), paper (a day)")] = "quick",
+    out: Annotated[Path, typer.Option(help="folder; resumes what is there")] = Path("data/urban-wind"),
+    workers: Annotated[int, typer.Option(help="cases solved at the same time, one core each")] = 2,
+    seed: Annotated[int, typer.Option(help="of the random cities")] = 0,
+) -> None:
+    """Wind around random buildings, solved with OpenFOAM (Debian package `openfoam`).
+
+    Writes the RandomBuildingsDataset's layout with a dataset card. Interrupt it when you like: the same
+    command continues.
+
+        farfield generate urban-wind --preset quick --out data/urban-quick --workers 2
+    """
+    from farfield.datasets import urban_generation
+
+    if preset not in urban_generation.PRESETS:
+        raise ValueError(f"unknown preset {preset!r}; expected one of {', '.join(urban_generation.PRESETS)}")
+    index = urban_generation.generate_urban_wind(out, urban_generation.PRESETS[preset], workers, seed)
+    print(f"wrote {index} and {index.with_name('README.md')}")
 
 
 @app.command()

@@ -106,9 +106,7 @@ def random_buildings(
             else:
                 break  # no room left: draw other sizes
         if len(placed) == count:
-            return [
-                Box(*walls, height) for walls, height in zip(placed.tolist(), heights.tolist(), strict=True)
-            ]
+            return [Box(*numbers) for numbers in np.column_stack([placed, heights]).tolist()]
     raise RuntimeError(f"{count} buildings with gaps of {SMALLEST_GAP} m do not fit a square of {2 * half} m")
 
 
@@ -177,8 +175,8 @@ def read_stl(path: str | Path, unit: str = "m") -> trimesh.Trimesh:
         raise ValueError(
             f"{path} is {height:.0f} m high, so it is probably in millimetres; pass unit='mm' (--unit mm)"
         )
-    bodies = mesh.split(only_watertight=False)
-    still_open = [body for body in bodies if not body.is_watertight]
+    bodies = _bodies(mesh)
+    still_open = [body for body in bodies if not _is_closed(body)]
     if still_open:
         where = still_open[0].centroid
         raise ValueError(
@@ -203,6 +201,21 @@ def read_stl(path: str | Path, unit: str = "m") -> trimesh.Trimesh:
             stacklevel=2,
         )
     return mesh
+
+
+def _bodies(mesh: trimesh.Trimesh) -> list[trimesh.Trimesh]:
+    """The parts that share no corner with each other; houses in a row with common corners are one part."""
+    labels = trimesh.graph.connected_component_labels(mesh.edges, node_count=len(mesh.vertices))
+    of_face = labels[mesh.faces[:, 0]]
+    order = np.argsort(of_face, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(of_face[order])) + 1)
+    return cast(list[trimesh.Trimesh], mesh.submesh(groups, repair=False))
+
+
+def _is_closed(mesh: trimesh.Trimesh) -> bool:
+    """Whether every edge bounds an even number of triangles: two, or four where two houses share an edge."""
+    _, uses = np.unique(mesh.edges_sorted, axis=0, return_counts=True)
+    return bool((uses % 2 == 0).all())
 
 
 def _overlapping_pairs(bodies: list[trimesh.Trimesh]) -> list[tuple[int, int]]:
