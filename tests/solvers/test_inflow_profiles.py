@@ -84,7 +84,9 @@ def test_profiles_are_continuous_and_physical(roughness: float, inverse_length: 
     assert profile[0, 0] == 0 and np.all(np.diff(profile[:, 0]) > 0)
     assert np.all(profile[:, 2:] >= 0)
     steps = np.abs(np.diff(profile, axis=0)).max(0)
-    finer = np.abs(np.diff(inflow_profile(roughness, inverse_length, np.linspace(0, 100, 40_001)), axis=0)).max(0)
+    finer = np.abs(
+        np.diff(inflow_profile(roughness, inverse_length, np.linspace(0, 100, 40_001)), axis=0)
+    ).max(0)
     assert np.all(finer <= 0.8 * steps + 1e-9), "halving the spacing shrinks every step: no jumps"
 
 

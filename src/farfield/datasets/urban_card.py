@@ -41,7 +41,7 @@ def write_card(out: Path, records: dict[str, dict[str, Any]], preset: dict[str, 
     accepted = {name: record["attempts"][-1] for name, record in records.items()}
     rejected = [(name, a) for name, record in records.items() for a in record["attempts"][:-1]]
     redraws = [f"- case {name}, attempt {a['attempt']}: {a['reason']}" for name, a in rejected]
-    seconds = sum(a["seconds"] for record in records.values() for a in record["attempts"])
+    seconds = sum(a["cpu_seconds"] for record in records.values() for a in record["attempts"])
     text = f"""# Wind around random buildings
 
 {len(records)} steady simulations of neutral wind around random box-shaped buildings, in the layout of the
@@ -49,7 +49,7 @@ RandomBuildingsDataset (Zenodo record 19249906), **solved with OpenFOAM by farfi
 record**.
 Seed {seed}, cells of {preset["cell"]:g} m between the buildings, first cell {preset["ground_cell"]:g} m high,
 residual tolerance {settings["tolerance"]:g} (ten times that for p), at most {settings["iteration_limit"]}
-iterations. {seconds / 3600:.2f} hours of solver time, one core per case.
+iterations. {seconds / 3600:.2f} CPU hours of solver time.
 
 {_table(_summary(records))}
 
@@ -85,7 +85,7 @@ So cities whose flow has no steady solution at this resolution are rarer here th
 
 ## Every case
 
-<details><summary>cells, iterations, seconds, last residuals</summary>
+<details><summary>cells, iterations, CPU seconds, last residuals</summary>
 
 {_table([_row(name, records[name], attempt) for name, attempt in accepted.items()])}
 
@@ -106,7 +106,7 @@ def _row(name: str, record: dict[str, Any], attempt: dict[str, Any]) -> dict[str
         "buildings": str(len(attempt["buildings"])),
         "cells": str(attempt["cells"]),
         "iterations": str(attempt["iterations"]),
-        "seconds": f"{attempt['seconds']:.1f}",
+        "CPU seconds": f"{attempt['cpu_seconds']:.1f}",
         "attempts": str(len(record["attempts"])),
         **{f: f"{attempt['residuals'][f][-1]:.1e}" for f in RESIDUALS},
     }
@@ -134,7 +134,7 @@ def _summary(records: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
                 "cases": str(len(members)),
                 "cells": spread("cells"),
                 "iterations": spread("iterations"),
-                "seconds": spread("seconds", 1),
+                "CPU seconds": spread("cpu_seconds", 1),
                 "drawn again": str(sum(len(record["attempts"]) - 1 for record in members)),
                 "largest residual U / p / k / epsilon": " / ".join(
                     f"{value:.1e}"
@@ -160,21 +160,19 @@ def draw_pedestrian_wind(volume_file: Path, picture: Path, title: str) -> None:
     """Map of the wind speed at 2 m height."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.collections import PolyCollection
+    from matplotlib.tri import Triangulation
 
     volume = pv.read(volume_file).cell_data_to_point_data()
     plane = volume.slice(normal="z", origin=(0, 0, PEDESTRIAN_HEIGHT)).triangulate()
-    triangles = plane.points[plane.regular_faces]
-    speed = np.linalg.norm(plane["velocity"], axis=1)[plane.regular_faces].mean(1)
-    (x0, x1, y0, y1, _, _) = plane.bounds
-    figure, axes = pyplot.subplots(figsize=(8, 8 * (y1 - y0) / (x1 - x0) + 0.9), layout="constrained")
-    cells = PolyCollection(
-        triangles[:, :, :2], array=speed, cmap="viridis", edgecolors="face", linewidths=0.2
-    )
-    axes.add_collection(cells)
-    axes.set(xlim=(x0, x1), ylim=(y0, y1), aspect="equal", xlabel="x [m]", ylabel="y [m]", title=title)
+    x, y = plane.points[:, :2].T
+    speed = np.linalg.norm(plane["velocity"], axis=1)
+    figure, axes = pyplot.subplots(figsize=(9, 1.1 + 7.2 * np.ptp(y) / np.ptp(x)), layout="constrained")
+    triangles = Triangulation(x, y, plane.regular_faces)
+    map_ = axes.tripcolor(triangles, speed, shading="gouraud", cmap="viridis")
+    axes.set(xlim=(x.min(), x.max()), ylim=(y.min(), y.max()), aspect="equal")
+    axes.set(xlabel="x [m], along the wind", ylabel="y [m]", title=title)
     axes.set_facecolor("0.85")  # buildings: no cells there
-    figure.colorbar(cells, ax=axes, label="wind speed at 2 m [m/s]", shrink=0.8)
+    figure.colorbar(map_, ax=axes, label="wind speed at 2 m [m/s]")
     with atomic_path(picture) as partial:
         figure.savefig(partial, dpi=110, format="png")
     pyplot.close(figure)

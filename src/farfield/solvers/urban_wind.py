@@ -48,7 +48,8 @@ class Convergence:
     reason: str  # why not, else empty
     cells: int
     iterations: int
-    seconds: float
+    seconds: float  # wall time of both solvers
+    cpu_seconds: float  # of simpleFoam, as it counts them itself: what it costs on a free core
     continuity_error: float  # OpenFOAM's summed local error of the last iteration
     residuals: dict[str, list[float]]  # initial residual of each equation at every iteration
 
@@ -211,6 +212,7 @@ def _convergence(case: Path, settings: SolverSettings, code: int, seconds: float
         for name, residual in first.items():
             residuals.setdefault(name, []).append(residual)
     continuity = re.findall(r"continuity errors : sum local = ([^,]+),", log)
+    execution = re.findall(r"ExecutionTime = ([\d.]+) s", log)
     last = {name: history[-1] for name, history in residuals.items()}
     summary = ", ".join(f"{name} {value:.1e}" for name, value in last.items())
     finite = bool(residuals) and all(np.isfinite(history).all() for history in residuals.values())
@@ -228,6 +230,7 @@ def _convergence(case: Path, settings: SolverSettings, code: int, seconds: float
         cells=int(_mesh_note(case, "nCells")),
         iterations=len(iterations),
         seconds=round(seconds, 2),
+        cpu_seconds=float(execution[-1]) if execution else 0.0,
         continuity_error=float(continuity[-1]) if continuity else float("nan"),
         residuals=residuals,
     )
