@@ -16,6 +16,7 @@ from vtkmodules.vtkIOLegacy import vtkPolyDataWriter, vtkUnstructuredGridWriter
 from farfield.datasets.urban_sampling import (
     PointCounts,
     UrbanNormalisation,
+    UrbanSample,
     UrbanWindDataset,
     draw_sample,
     in_building_square,
@@ -271,6 +272,20 @@ def test_samples_hold_what_they_say(published) -> None:
     assert torch.equal(sample.anchor_in_square, in_building_square(metres, 2.0))
     obstacle = normalisation.decode_positions(sample.obstacle_points)
     assert obstacle[:, 2].max() <= 20.001 and obstacle[:, :2].abs().max() <= 10.001
+
+
+def test_samples_of_the_training_size_stack_to_a_batch(published) -> None:
+    files = UrbanWindFiles(published[0])
+    normalisation = UrbanNormalisation.fit(files)
+    counts = PointCounts(64, 64, 16, 16, 32)
+    dataset = UrbanWindDataset(files, "train", normalisation, counts)
+    batch = UrbanSample.stack([dataset[0], dataset[1]])
+    assert batch.anchors.shape == (2, 32, 3) and batch.profile.shape == (2, 64, 4)
+    assert batch.queries.shape == (2, 0, 3) and batch.query_targets.shape == (2, 0, 6), "none asked for"
+    assert torch.equal(batch.anchor_targets[1], dataset[1].anchor_targets)
+    large = UrbanWindDataset(files, "ls", normalisation, counts)[0]
+    with pytest.raises(ValueError, match="cannot stack"):
+        UrbanSample.stack([dataset[0], large])
 
 
 def test_draws_are_reproducible_and_differ(published) -> None:

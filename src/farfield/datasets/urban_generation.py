@@ -56,7 +56,7 @@ class UrbanPreset:
 PUBLISHED_CASES = {"train": 138, "val": 10, "test": 80, "ls": 10, "vls": 10}
 PRESETS = {
     "quick": UrbanPreset({"train": 6, "val": 1, "test": 2, "ls": 1, "vls": 1}, cell=5.0, ground_cell=2.0),
-    "cpu": UrbanPreset(PUBLISHED_CASES, cell=3.125, ground_cell=2.0),
+    "cpu": UrbanPreset(PUBLISHED_CASES, cell=4.0, ground_cell=2.0),
     "paper": UrbanPreset(
         PUBLISHED_CASES,
         cell=2.0,

@@ -5,6 +5,7 @@ Letters: N points, F channels of the targets, T triangles.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farfield.datasets.urban_wind import SPLIT_INDEX, UrbanCase, UrbanWindFiles, channel_names
+from farfield.datasets.urban_wind import FIELD_WIDTHS, SPLIT_INDEX, UrbanCase, UrbanWindFiles, channel_names
 from farfield.geometry.buildings import sample_surface
 from farfield.solvers.inflow_profiles import inflow_profile
 
@@ -189,6 +190,7 @@ class UrbanSample:
     attend to each other, queries only read. ``terrain_features`` holds ln z0 and 1/L. Masks say which points
     are above the building square. :meth:`UrbanNormalisation.decode_targets` gives targets in physical units;
     they have no columns (F = 0) for a case without fields, such as a city whose wind is to be predicted.
+    A batch has one more dimension in front (:meth:`stack`).
     """
 
     name: str
@@ -205,6 +207,18 @@ class UrbanSample:
     queries: Tensor  # (Nq, 3)
     query_targets: Tensor  # (Nq, F)
     query_in_square: Tensor  # (Nq,) bool
+
+    @classmethod
+    def stack(cls, samples: Sequence[UrbanSample]) -> UrbanSample:
+        """A batch: every tensor gets a leading dimension. The samples must have equal counts and scale."""
+        if len({sample.scale for sample in samples}) != 1:
+            raise ValueError(f"cannot stack cities of scales {[sample.scale for sample in samples]}")
+        batch: dict[str, Any] = {
+            key: torch.stack([getattr(sample, key) for sample in samples])
+            for key, value in samples[0].__dict__.items()
+            if isinstance(value, Tensor)
+        }
+        return cls(name=", ".join(sample.name for sample in samples), scale=samples[0].scale, **batch)
 
     def to(self, device: torch.device | str) -> UrbanSample:
         moved: dict[str, Any] = {
@@ -260,11 +274,12 @@ def draw_sample(
     case: UrbanCase, normalisation: UrbanNormalisation, counts: PointCounts, rng: np.random.Generator
 ) -> UrbanSample:
     """Draw the points of one sample: surfaces evenly by area, volume points evenly over the cells."""
-    counts = counts.grown(
-        square=case.scale**2,
-        ground=case.ground_area / normalisation.ground_area,
-        cells=len(case.positions) / normalisation.cells,
-    )
+    if case.scale != 1:  # cities of the training size all get the same counts, so that they can be stacked
+        counts = counts.grown(
+            square=case.scale**2,
+            ground=case.ground_area / normalisation.ground_area,
+            cells=len(case.positions) / normalisation.cells,
+        )
 
     def surface(triangles: Array, points: int, supernodes: int) -> tuple[Tensor, Tensor]:
         drawn = torch.from_numpy(sample_surface(triangles, points, rng)).float()
@@ -280,7 +295,10 @@ def draw_sample(
         metres = torch.from_numpy(case.positions[cells]).float()
         targets = torch.zeros(len(metres), 0)
         if case.fields:
-            columns = [case.fields[name][cells].reshape(len(metres), -1) for name in normalisation.fields]
+            columns = [
+                case.fields[name][cells].reshape(len(metres), FIELD_WIDTHS[name])
+                for name in normalisation.fields
+            ]
             targets = normalisation.encode_targets(torch.from_numpy(np.concatenate(columns, axis=1)).float())
         return normalisation.encode_positions(metres), targets, in_building_square(metres, case.scale)
 
