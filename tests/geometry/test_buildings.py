@@ -71,6 +71,15 @@ def test_inside_and_outside() -> None:
     assert inside_buildings(mesh, points).tolist() == [True, True, False, False, False]
 
 
+def test_surfaces_that_are_inside_out_are_turned(tmp_path) -> None:
+    mesh = boxes_to_mesh([Box(0, 10, 0, 10, 30), Box(20, 30, 0, 10, 5)])
+    mesh.invert()
+    write_stl(tmp_path / "inverted.stl", mesh)
+    turned = read_stl(tmp_path / "inverted.stl")
+    assert turned.volume == pytest.approx(3500)
+    assert inside_buildings(turned, np.array([[5.0, 5, 10], [15, 5, 10]])).tolist() == [True, False]
+
+
 def test_stl_round_trip(tmp_path) -> None:
     boxes = random_buildings(np.random.default_rng(1))
     write_stl(tmp_path / "city.stl", boxes_to_mesh(boxes))

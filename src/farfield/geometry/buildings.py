@@ -183,6 +183,7 @@ def read_stl(path: str | Path, unit: str = "m") -> trimesh.Trimesh:
             f"{path}: {len(still_open)} of {len(bodies)} buildings are not closed surfaces (the first near "
             f"x {where[0]:.1f}, y {where[1]:.1f} m); close the holes, floors included, in the modeller"
         )
+    mesh.fix_normals(multibody=True)  # outward: what is inside depends on it
     buried = sum(body.bounds[1, 2] <= 0 for body in bodies)
     if buried:
         raise ValueError(f"{path}: {buried} of {len(bodies)} buildings lie wholly below the ground, z = 0")

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from farfield.geometry.buildings import Box, UrbanDomain, write_stl
 from farfield.solvers.inflow_profiles import REFERENCE_SPEED, REFERENCE_TEMPERATURE
-from farfield.solvers.openfoam_case import SolverSettings, write_case, write_snappy
+from farfield.solvers.openfoam_case import SolverSettings, write_case
+from farfield.solvers.snappy_mesh import write_snappy
 from farfield.solvers.urban_mesh import PATCHES, CartesianMesh
 
 AIR_DENSITY = 1.204  # kg/m³ at 293.15 K: turns OpenFOAM's kinematic pressure into Pa
