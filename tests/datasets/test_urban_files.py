@@ -22,7 +22,9 @@ from farfield.datasets.urban_sampling import (
     in_building_square,
 )
 from farfield.datasets.urban_wind import UrbanCase, UrbanWindFiles
+from farfield.geometry.buildings import UrbanDomain, boxes_to_mesh, random_buildings
 from farfield.solvers.inflow_profiles import inflow_profile
+from farfield.solvers.urban_mesh import CartesianMesh
 
 INDEX = {
     "total_size": 4,
@@ -303,10 +305,21 @@ def test_draws_are_reproducible_and_differ(published) -> None:
 def test_a_city_without_fields_can_be_sampled(published) -> None:
     files = UrbanWindFiles(published[0])
     normalisation = UrbanNormalisation.fit(files)
-    known = files.load("test", 3)
-    city = UrbanCase("city", 1.0, 0.3, 0.0, known.positions, {}, known.obstacles, known.terrain)
+    boxes = random_buildings(np.random.default_rng(0), 2, module=4.0)
+    city = UrbanCase.around(boxes_to_mesh(boxes), roughness=0.3)
+    solved = CartesianMesh.around(UrbanDomain.around(boxes_to_mesh(boxes)), boxes, 4.0, 2.0)
+    assert city.scale == pytest.approx(2, rel=0.1)
+    assert len(city.positions) == pytest.approx(solved.cell_count, rel=0.02), (
+        "as many points as a mesh has cells"
+    )
+    footprints = sum((b.x_max - b.x_min) * (b.y_max - b.y_min) for b in boxes)
+    edges = city.terrain[:, 1:] - city.terrain[:, :1]
+    area = np.linalg.norm(np.cross(edges[:, 0], edges[:, 1]), axis=1).sum() / 2
+    assert area == pytest.approx(UrbanDomain.around(boxes_to_mesh(boxes)).ground_area - footprints, rel=0.02)
+    assert city.plan_density == pytest.approx(footprints / (100 * city.scale) ** 2, rel=1e-3)
     sample = draw_sample(city, normalisation, PointCounts(8, 8, 4, 4, 8, None), np.random.default_rng(0))
-    assert sample.query_targets.shape == (96, 0) and sample.queries.shape == (96, 3)
+    assert sample.queries.shape == (len(city.positions), 3)
+    assert sample.query_targets.shape == (len(city.positions), 0)
 
 
 def test_building_square_and_wake_share_all_points() -> None:

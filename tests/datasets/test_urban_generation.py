@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pyvista as pv
+from typer.testing import CliRunner
 
+from farfield.cli import app
 from farfield.datasets import urban_generation
 from farfield.datasets.urban_generation import (
     PRESETS,
@@ -149,6 +151,12 @@ def test_a_case_that_never_converges_is_reported_and_harms_no_other(tmp_path, mo
         generate_urban_wind(tmp_path, preset, workers=1, show_progress=False)
     assert (tmp_path / "volume_1.vtk").exists() and not (tmp_path / "volume_0.vtk").exists()
     assert len(json.loads((tmp_path / "records" / "0.failed.json").read_text())) == urban_generation.ATTEMPTS
+
+
+def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
+    result = CliRunner().invoke(app, ["generate", "urban-wind", "--preset", "huge"])
+    assert isinstance(result.exception, ValueError)
+    assert "expected one of quick, cpu, paper" in str(result.exception)
 
 
 def test_missing_openfoam_is_said_before_anything_is_written(tmp_path, monkeypatch) -> None:

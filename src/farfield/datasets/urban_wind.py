@@ -21,7 +21,11 @@ from typing import Any
 
 import numpy as np
 import pyvista as pv
+import trimesh
 from numpy.typing import NDArray
+
+from farfield.geometry.buildings import UrbanDomain, inside_buildings, walls_and_roofs
+from farfield.solvers.urban_mesh import CartesianMesh
 
 Array = NDArray[np.floating]
 
@@ -55,6 +59,42 @@ class UrbanCase:
     fields: dict[str, Array]  # (N,) or (N, 3)
     obstacles: Array  # (T, 3, 3) triangles of walls and roofs
     terrain: Array  # (T, 3, 3) triangles of the ground
+
+    @classmethod
+    def around(
+        cls,
+        buildings: trimesh.Trimesh,
+        roughness: float,
+        inverse_length: float = 0.0,
+        cell: float = 4.0,
+        ground_cell: float = 2.0,
+    ) -> UrbanCase:
+        """A city whose wind is not known yet, with points in the air as the training cases have them.
+
+        The cells are those of the mesh that the ``cpu`` data are solved on (give the sizes of other data),
+        less those whose centre is inside a building.
+        """
+        domain = UrbanDomain.around(buildings)
+        mesh = CartesianMesh.around(domain, [], cell, ground_cell)
+        centres = mesh.cell_centres()
+        in_air = ~inside_buildings(buildings, centres)
+        x, y = np.meshgrid(mesh.x, mesh.y)
+        nodes = np.stack([x, y, np.zeros_like(x)], axis=-1)
+        corners = [nodes[:-1, :-1], nodes[:-1, 1:], nodes[1:, 1:], nodes[1:, :-1]]
+        first_layer = in_air[: x[1:, 1:].size].reshape(x[1:, 1:].shape)
+        a, b, c, d = (corner[first_layer] for corner in corners)
+        return cls(
+            name="city",
+            scale=domain.scale,
+            roughness=roughness,
+            inverse_length=inverse_length,
+            positions=centres[in_air].astype(np.float32),
+            fields={},
+            obstacles=walls_and_roofs(buildings).astype(np.float32),
+            terrain=np.concatenate([np.stack([a, b, c], axis=1), np.stack([a, c, d], axis=1)]).astype(
+                np.float32
+            ),
+        )
 
     @cached_property
     def ground_area(self) -> float:

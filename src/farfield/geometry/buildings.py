@@ -25,6 +25,7 @@ FOOTPRINT_SIDE = (8.0, 26.0)  # m
 BUILDING_HEIGHT = (6.0, 38.0)  # m
 SMALLEST_GAP = 5.0  # m between two buildings
 UPWIND_MARGIN, DOWNWIND_MARGIN, SIDE_MARGIN, DOMAIN_HEIGHT = 95.0, 255.0, 60.0, 55.0  # m
+DOMAIN_TO_BUILDING_HEIGHT = 1.4  # at least, as with the tallest random building
 LARGEST_CREDIBLE_HEIGHT = 1000.0  # m: above it a file is taken to be in millimetres
 
 
@@ -56,6 +57,12 @@ class UrbanDomain:
         half = 50.0 * scale
         return cls(-half, half, -half, half)
 
+    @classmethod
+    def around(cls, buildings: trimesh.Trimesh) -> UrbanDomain:
+        """The domain of given buildings; higher than usual if they are tall."""
+        (x_min, y_min, _), (x_max, y_max, top) = buildings.bounds.tolist()
+        return cls(x_min, x_max, y_min, y_max, max(DOMAIN_HEIGHT, DOMAIN_TO_BUILDING_HEIGHT * top))
+
     @property
     def bounds(self) -> Array:
         """(3, 2): lowest and highest x, y, z of the air."""
@@ -66,6 +73,11 @@ class UrbanDomain:
                 [0.0, self.height],
             ]
         )
+
+    @property
+    def scale(self) -> float:
+        """Width of a square of the same built area, in units of 100 m."""
+        return float(np.sqrt((self.x_max - self.x_min) * (self.y_max - self.y_min)) / 100.0)
 
     @property
     def ground_area(self) -> float:

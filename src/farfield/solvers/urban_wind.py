@@ -37,7 +37,6 @@ from farfield.solvers.urban_mesh import PATCHES, CartesianMesh
 AIR_DENSITY = 1.204  # kg/m³ at 293.15 K: turns OpenFOAM's kinematic pressure into Pa
 DEBIAN_PROJECT_DIR = "/usr/share/openfoam"
 FOUNDATION = 2.0  # m that buildings are sunk below the ground, so that snappyHexMesh cuts them cleanly
-DOMAIN_TO_BUILDING_HEIGHT = 1.4
 NODE_TYPES = ("interior", *PATCHES)  # a cell carries the type of every patch that it touches
 
 
@@ -129,9 +128,7 @@ def solve_stl(
     """
     settings = settings or SolverSettings()
     environment = require_openfoam()
-    (x_min, y_min, _), (x_max, y_max, top) = buildings.bounds
-    height = max(UrbanDomain.square(1).height, DOMAIN_TO_BUILDING_HEIGHT * top)
-    domain = UrbanDomain(float(x_min), float(x_max), float(y_min), float(y_max), float(height))
+    domain = UrbanDomain.around(buildings)
     with _case_folder(folder) as case:
         background = CartesianMesh.around(domain, [], cell, ground_cell)
         background.write(case)
