@@ -17,6 +17,7 @@ from farfield.datasets import urban_generation
 from farfield.datasets.urban_generation import (
     PRESETS,
     UrbanPreset,
+    draw_city,
     draw_roughness,
     generate_urban_wind,
     list_cases,
@@ -55,6 +56,15 @@ def test_roughness_covers_its_range_and_is_shared_by_the_large_scales() -> None:
     assert np.median(drawn) == pytest.approx(np.sqrt(0.05), rel=0.25)
     by_name = dict(zip((case.name for case in cases), drawn, strict=True))
     assert by_name["ls_3"] == by_name["vls_3"] != by_name["3"]
+
+
+def test_cities_do_not_depend_on_their_roughness() -> None:
+    cases = list_cases(PRESETS["cpu"])[:228]
+    logs = np.log([draw_roughness(0, case) for case in cases])
+    counts = [len(draw_city(0, case, 0, 4.0)) for case in cases]
+    assert set(counts) == set(range(4, 11))
+    assert abs(np.corrcoef(logs, counts)[0, 1]) < 3 / np.sqrt(len(cases))
+    assert draw_city(0, cases[0], 0, 4.0) != draw_city(0, cases[0], 1, 4.0)
 
 
 @needs_openfoam

@@ -25,7 +25,7 @@ from vtkmodules.vtkIOLegacy import vtkDataWriter, vtkPolyDataWriter, vtkUnstruct
 from farfield.datasets.urban_card import write_card
 from farfield.datasets.urban_wind import INDEX_FILE, SPLIT_INDEX, SPLIT_SCALES
 from farfield.files import atomic_path, atomic_write_text
-from farfield.geometry.buildings import UrbanDomain, random_buildings
+from farfield.geometry.buildings import Box, UrbanDomain, random_buildings
 from farfield.solvers.openfoam_case import SolverSettings
 from farfield.solvers.urban_mesh import CartesianMesh
 from farfield.solvers.urban_wind import (
@@ -93,9 +93,16 @@ def list_cases(preset: UrbanPreset) -> list[CaseId]:
 def draw_roughness(seed: int, case: CaseId) -> float:
     """z0 of a case, m. The layout has one list for both large scales, so they share it, index by index."""
     split = "ls" if case.split == "vls" else case.split
-    rng = np.random.default_rng([seed, SPLIT_INDEX[split], case.index])
+    rng = np.random.default_rng([seed, SPLIT_INDEX[split], case.index, 0])
     low, high = np.log(ROUGHNESS_RANGE)
     return float(np.exp(rng.uniform(low, high)))
+
+
+def draw_city(seed: int, case: CaseId, attempt: int, module: float) -> list[Box]:
+    """The buildings of an attempt at a case."""
+    # Number 0 is the roughness's: NumPy fills up short seeds with zeros, and shared numbers would correlate.
+    rng = np.random.default_rng([seed, SPLIT_INDEX[case.split], case.index, 1 + attempt])
+    return random_buildings(rng, SPLIT_SCALES[case.split], module)
 
 
 def generate_urban_wind(
@@ -194,8 +201,7 @@ def _make_case(
     for attempt in range(ATTEMPTS):
         if stop.is_set():
             return
-        rng = np.random.default_rng([seed, SPLIT_INDEX[case.split], case.index, attempt])
-        boxes = random_buildings(rng, scale, module=preset.cell)
+        boxes = draw_city(seed, case, attempt, preset.cell)
         folder = Path(tempfile.mkdtemp(prefix=f"{case.name}-", dir=scratch))
         try:
             solution = solve_boxes(

@@ -93,7 +93,7 @@ def solve_boxes(
     boxes: list[Box],
     domain: UrbanDomain,
     roughness: float,
-    cell: float = 3.125,
+    cell: float = 4.0,
     ground_cell: float = 2.0,
     settings: SolverSettings | None = None,
     folder: Path | None = None,
@@ -116,7 +116,7 @@ def solve_boxes(
 def solve_stl(
     buildings: trimesh.Trimesh,
     roughness: float,
-    cell: float = 3.125,
+    cell: float = 4.0,
     ground_cell: float = 2.0,
     settings: SolverSettings | None = None,
     folder: Path | None = None,
