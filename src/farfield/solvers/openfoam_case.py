@@ -38,7 +38,7 @@ class SolverSettings:
     """When SIMPLE stops, and how it gets there."""
 
     tolerance: float = 1e-4  # initial residual of U, k, epsilon; ten times that for p
-    iteration_limit: int = 500  # a city of 500 m can need 330
+    iteration_limit: int = 500  # large cities can take three times as many as small ones
     momentum_relaxation: float = 0.9
     turbulence_relaxation: float = 0.8
 
