@@ -183,6 +183,28 @@ def bench_solvers(
     print(markdown(results))
 
 
+@generate.command("urban-wind")
+def generate_urban_wind(
+    preset: Annotated[str, typer.Option(help="quick (minutes), cpu (an hour), paper (a day)")] = "quick",
+    out: Annotated[Path, typer.Option(help="folder; resumes what is there")] = Path("data/urban-wind"),
+    workers: Annotated[int, typer.Option(help="cases solved at the same time, one core each")] = 2,
+    seed: Annotated[int, typer.Option(help="of the random cities")] = 0,
+) -> None:
+    """Wind around random buildings, solved with OpenFOAM (Debian package `openfoam`).
+
+    Writes the RandomBuildingsDataset's layout with a dataset card. Interrupt it when you like: the same
+    command continues.
+
+        farfield generate urban-wind --preset quick --out data/urban-quick --workers 2
+    """
+    from farfield.datasets import urban_generation
+
+    if preset not in urban_generation.PRESETS:
+        raise ValueError(f"unknown preset {preset!r}; expected one of {', '.join(urban_generation.PRESETS)}")
+    index = urban_generation.generate_urban_wind(out, urban_generation.PRESETS[preset], workers, seed)
+    print(f"wrote {index} and {index.with_name('README.md')}")
+
+
 @app.command()
 def version() -> None:
     """Print the versions of farfield and of what its results depend on."""
