@@ -107,9 +107,7 @@ def published(tmp_path: Path) -> tuple[Path, dict[str, dict[str, np.ndarray]]]:
         box = corner_points(np.array([-10.0, -10, 0]), np.array([10.0, 10, 20]))
         sides = [(4, 5, 6, 7), (0, 1, 5, 4), (1, 2, 6, 5), (2, 3, 7, 6), (3, 0, 4, 7)]
         write_quads(tmp_path / f"buildings_{name}.vtk", [box[list(side)] for side in sides])
-        ground = corner_points(
-            np.array([-145.0 * scale, -110 * scale, 0]), np.array([305 * scale, 110 * scale, 1])
-        )
+        ground = corner_points(np.array([-145.0 * scale, -110 * scale, 0]), np.array([305 * scale, 110 * scale, 1]))
         write_quads(tmp_path / f"ground_{name}.vtk", [ground[:4]])
     return tmp_path, written
 
@@ -168,9 +166,7 @@ def test_a_case_kept_in_memory_is_read_once(published) -> None:
 def test_a_missing_field_is_named(published) -> None:
     folder, _ = published
     write_volume(folder / "volume_0.vtk", 1.0, 0, leave_out="epsilon")
-    with pytest.raises(
-        ValueError, match=r"volume_0\.vtk has no cell data 'epsilon'; it has velocity, pressure"
-    ):
+    with pytest.raises(ValueError, match=r"volume_0\.vtk has no cell data 'epsilon'; it has velocity, pressure"):
         UrbanWindFiles(folder).load("train", 0)
     assert "pressure" in UrbanWindFiles(folder, fields=("velocity", "pressure")).load("train", 0).fields
 
@@ -237,9 +233,7 @@ def test_positions_keep_their_scale_in_larger_cities(published) -> None:
     normalisation = UrbanNormalisation.fit(UrbanWindFiles(published[0]))
     corners = torch.tensor([[-150.0, -120, 0], [320, 120, 60], [790, 360, 60]], dtype=torch.float64)
     encoded = normalisation.encode_positions(corners)
-    assert torch.allclose(
-        encoded, torch.tensor([[0.0, 0, 0], [1000, 1000, 1000], [2000, 2000, 1000]]).double()
-    )
+    assert torch.allclose(encoded, torch.tensor([[0.0, 0, 0], [1000, 1000, 1000], [2000, 2000, 1000]]).double())
     assert torch.allclose(normalisation.decode_positions(encoded), corners)
 
 
@@ -295,9 +289,7 @@ def test_draws_are_reproducible_and_differ(published) -> None:
     normalisation = UrbanNormalisation.fit(files)
     dataset = UrbanWindDataset(files, "train", normalisation, PointCounts(64, 64, 16, 16, 32, 16))
     first, again = dataset[1], dataset[1]
-    assert torch.equal(first.anchors, again.anchors) and torch.equal(
-        first.terrain_points, again.terrain_points
-    )
+    assert torch.equal(first.anchors, again.anchors) and torch.equal(first.terrain_points, again.terrain_points)
     dataset.draw = 1
     assert not torch.equal(first.anchors, dataset[1].anchors)
 
@@ -309,9 +301,7 @@ def test_a_city_without_fields_can_be_sampled(published) -> None:
     city = UrbanCase.around(boxes_to_mesh(boxes), roughness=0.3)
     solved = CartesianMesh.around(UrbanDomain.around(boxes_to_mesh(boxes)), boxes, 4.0, 2.0)
     assert city.scale == pytest.approx(2, rel=0.1)
-    assert len(city.positions) == pytest.approx(solved.cell_count, rel=0.02), (
-        "as many points as a mesh has cells"
-    )
+    assert len(city.positions) == pytest.approx(solved.cell_count, rel=0.02), "as many points as a mesh has cells"
     footprints = sum((b.x_max - b.x_min) * (b.y_max - b.y_min) for b in boxes)
     edges = city.terrain[:, 1:] - city.terrain[:, :1]
     area = np.linalg.norm(np.cross(edges[:, 0], edges[:, 1]), axis=1).sum() / 2

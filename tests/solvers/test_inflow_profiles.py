@@ -43,9 +43,7 @@ def test_neutral_air_is_the_logarithmic_law(roughness: float) -> None:
 def test_weak_stratification_tends_to_neutral(sign: int) -> None:
     heights = PROFILE_HEIGHTS[1:]  # the wind on the ground is zero: no relative difference there
     neutral = inflow_profile(0.3, 0.0, heights)
-    differences = [
-        np.abs(inflow_profile(0.3, sign * weak, heights) / neutral - 1).max() for weak in (1e-4, 1e-5, 1e-6)
-    ]
+    differences = [np.abs(inflow_profile(0.3, sign * weak, heights) / neutral - 1).max() for weak in (1e-4, 1e-5, 1e-6)]
     assert differences[0] < 6.1 * 1e-4 * 100, "first order: phi_m - 1 is at most 6.1 zeta"
     assert differences[1] < differences[0] / 5 and differences[2] < differences[1] / 5
 
@@ -84,9 +82,7 @@ def test_profiles_are_continuous_and_physical(roughness: float, inverse_length: 
     assert profile[0, 0] == 0 and np.all(np.diff(profile[:, 0]) > 0)
     assert np.all(profile[:, 2:] >= 0)
     steps = np.abs(np.diff(profile, axis=0)).max(0)
-    finer = np.abs(
-        np.diff(inflow_profile(roughness, inverse_length, np.linspace(0, 100, 40_001)), axis=0)
-    ).max(0)
+    finer = np.abs(np.diff(inflow_profile(roughness, inverse_length, np.linspace(0, 100, 40_001)), axis=0)).max(0)
     assert np.all(finer <= 0.8 * steps + 1e-9), "halving the spacing shrinks every step: no jumps"
 
 

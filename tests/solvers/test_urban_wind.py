@@ -109,9 +109,7 @@ def test_cells_know_which_patches_they_touch(wind_behind_cube: WindSolution) -> 
     types = wind_behind_cube.volume["node_type"]
     centres = wind_behind_cube.volume.cell_centers().points
     assert types.shape == (len(centres), len(NODE_TYPES))
-    assert np.array_equal(
-        types[:, NODE_TYPES.index("ground")] == 1, centres[:, 2] < centres[:, 2].min() + 0.1
-    )
+    assert np.array_equal(types[:, NODE_TYPES.index("ground")] == 1, centres[:, 2] < centres[:, 2].min() + 0.1)
     assert np.array_equal(types[:, NODE_TYPES.index("inlet")] == 1, centres[:, 0] < centres[:, 0].min() + 0.1)
     beside = types[:, NODE_TYPES.index("buildings")] == 1
     assert np.abs(centres[beside, :2]).max() < 13 and centres[beside, 2].max() < 24
@@ -130,9 +128,7 @@ def test_a_stalled_case_says_so_and_keeps_its_residuals() -> None:
 
 @needs_openfoam
 def test_a_diverged_case_says_so() -> None:
-    settings = replace(
-        SolverSettings(), momentum_relaxation=1.8, turbulence_relaxation=1.8, iteration_limit=60
-    )
+    settings = replace(SolverSettings(), momentum_relaxation=1.8, turbulence_relaxation=1.8, iteration_limit=60)
     with pytest.raises(NotConvergedError, match="diverged: floating-point error") as caught:
         solve_boxes([CUBE], UrbanDomain.square(0.5), 0.3, cell=10.0, settings=settings)
     assert not caught.value.convergence.converged

@@ -44,9 +44,7 @@ def distance_from_published(case: str, statistics: Statistics) -> Statistics:
     distances: Statistics = {}
     for name, fields in published.items():
         unit = published[name.replace("mean", "std")]
-        distances[name] = {
-            field: (statistics[name][field] - value) / unit[field] for field, value in fields.items()
-        }
+        distances[name] = {field: (statistics[name][field] - value) / unit[field] for field, value in fields.items()}
     return distances
 
 

@@ -51,12 +51,8 @@ def write_split(
     The bytes depend on the arguments only: no times, no paths, no trace of the batches.
     """
     chunk = _chunk(spec, domain, states)
-    chunks = simulations * int(
-        np.prod([-(-n // c) for n, c in zip((states, *domain.cells), chunk[1:], strict=True)])
-    )
-    size = len(spec.fields) * chunks * (4 * int(np.prod(chunk)) + 200) + (
-        1 << 20
-    )  # index and header included, amply
+    chunks = simulations * int(np.prod([-(-n // c) for n, c in zip((states, *domain.cells), chunk[1:], strict=True)]))
+    size = len(spec.fields) * chunks * (4 * int(np.prod(chunk)) + 200) + (1 << 20)  # index and header included, amply
     try:
         with atomic_path(path) as partial:
             # HDF5 crashes when a write fails, so the room is taken first: once before it opens the file,
@@ -67,9 +63,7 @@ def write_split(
                 _write_header(file, spec, domain, scale, states, simulations, constants, provenance)
                 done = 0
                 for batch in trajectories:
-                    for (
-                        trajectory
-                    ) in batch:  # one by one, so that the file's order does not depend on the batches
+                    for trajectory in batch:  # one by one, so that the file's order does not depend on the batches
                         for index, name in enumerate(spec.fields):
                             file["t0_fields"][name][done] = trajectory[:, index]
                         done += 1

@@ -122,9 +122,7 @@ def _summary(records: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
 
         def spread(key: str, digits: int = 0, last: list[dict[str, Any]] = last) -> str:
             values = [attempt[key] for attempt in last]
-            return (
-                f"{min(values):.{digits}f} - {max(values):.{digits}f} (median {np.median(values):.{digits}f})"
-            )
+            return f"{min(values):.{digits}f} - {max(values):.{digits}f} (median {np.median(values):.{digits}f})"
 
         worst = {f: max(attempt["residuals"][f][-1] for attempt in last) for f in RESIDUALS}
         rows.append(

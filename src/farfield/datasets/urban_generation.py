@@ -46,9 +46,7 @@ class UrbanPreset:
     """How many cases of each split, how fine, and when a case has converged."""
 
     cases: dict[str, int]
-    cell: (
-        float  # m between the buildings; 100 m is a multiple of it, so that the square's edge is a mesh line
-    )
+    cell: float  # m between the buildings; 100 m is a multiple of it, so that the square's edge is a mesh line
     ground_cell: float  # m, height of the first cell
     settings: SolverSettings = field(default_factory=SolverSettings)
 
@@ -121,9 +119,7 @@ def generate_urban_wind(
         for split, scale in SPLIT_SCALES.items()
     }
     # The largest first: they keep one worker busy for minutes, which must not be at the end.
-    todo = sorted(
-        (case for case in cases if not _record_path(out, case).exists()), key=lambda c: -costs[c.split]
-    )
+    todo = sorted((case for case in cases if not _record_path(out, case).exists()), key=lambda c: -costs[c.split])
 
     scratch = out / ".scratch"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -192,9 +188,7 @@ def _check_same_settings(out: Path, preset: UrbanPreset, seed: int) -> None:
         atomic_write_text(path, json.dumps(settings, indent=1) + "\n")
 
 
-def _make_case(
-    out: Path, scratch: Path, preset: UrbanPreset, seed: int, case: CaseId, stop: threading.Event
-) -> None:
+def _make_case(out: Path, scratch: Path, preset: UrbanPreset, seed: int, case: CaseId, stop: threading.Event) -> None:
     scale = SPLIT_SCALES[case.split]
     roughness = draw_roughness(seed, case)
     attempts: list[dict[str, Any]] = []

@@ -221,9 +221,7 @@ class UrbanSample:
         return cls(name=", ".join(sample.name for sample in samples), scale=samples[0].scale, **batch)
 
     def to(self, device: torch.device | str) -> UrbanSample:
-        moved: dict[str, Any] = {
-            k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.__dict__.items()
-        }
+        moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.__dict__.items()}
         return UrbanSample(**moved)
 
 
@@ -250,9 +248,7 @@ class UrbanWindDataset(torch.utils.data.Dataset[UrbanSample]):
 
     def __post_init__(self) -> None:
         if self.files.fields != self.normalisation.fields:
-            raise ValueError(
-                f"files give {self.files.fields}, normalisation expects {self.normalisation.fields}"
-            )
+            raise ValueError(f"files give {self.files.fields}, normalisation expects {self.normalisation.fields}")
         self.ids = [
             number
             for number in self.files.ids(self.split)
@@ -286,9 +282,7 @@ def draw_sample(
         chosen = rng.choice(points, min(supernodes, points), replace=False)
         return normalisation.encode_positions(drawn), torch.from_numpy(chosen)
 
-    obstacle_points, obstacle_supernodes = surface(
-        case.obstacles, counts.obstacles, counts.obstacle_supernodes
-    )
+    obstacle_points, obstacle_supernodes = surface(case.obstacles, counts.obstacles, counts.obstacle_supernodes)
     terrain_points, terrain_supernodes = surface(case.terrain, counts.terrain, counts.terrain_supernodes)
 
     def volume(cells: NDArray[np.integer] | slice) -> tuple[Tensor, Tensor, Tensor]:
@@ -296,8 +290,7 @@ def draw_sample(
         targets = torch.zeros(len(metres), 0)
         if case.fields:
             columns = [
-                case.fields[name][cells].reshape(len(metres), FIELD_WIDTHS[name])
-                for name in normalisation.fields
+                case.fields[name][cells].reshape(len(metres), FIELD_WIDTHS[name]) for name in normalisation.fields
             ]
             targets = normalisation.encode_targets(torch.from_numpy(np.concatenate(columns, axis=1)).float())
         return normalisation.encode_positions(metres), targets, in_building_square(metres, case.scale)

@@ -91,9 +91,7 @@ class UrbanCase:
             positions=centres[in_air].astype(np.float32),
             fields={},
             obstacles=walls_and_roofs(buildings).astype(np.float32),
-            terrain=np.concatenate([np.stack([a, b, c], axis=1), np.stack([a, c, d], axis=1)]).astype(
-                np.float32
-            ),
+            terrain=np.concatenate([np.stack([a, b, c], axis=1), np.stack([a, c, d], axis=1)]).astype(np.float32),
         )
 
     @cached_property
@@ -118,9 +116,7 @@ class UrbanCase:
 class UrbanWindFiles:
     """A folder in the published layout. Nothing but the index is read until a case is asked for."""
 
-    def __init__(
-        self, folder: str | Path, fields: Iterable[str] = DEFAULT_FIELDS, keep_in_memory: bool = False
-    ):
+    def __init__(self, folder: str | Path, fields: Iterable[str] = DEFAULT_FIELDS, keep_in_memory: bool = False):
         self.folder = Path(folder)
         self.fields = tuple(fields)
         channel_names(self.fields)  # refuses unknown fields
@@ -165,9 +161,7 @@ class UrbanWindFiles:
             roughness=roughness,
             inverse_length=inverse_length,
             positions=np.asarray(volume.cell_centers().points, dtype=np.float32),
-            fields={
-                field: _cell_field(volume, field, self.folder / f"volume_{name}.vtk") for field in self.fields
-            },
+            fields={field: _cell_field(volume, field, self.folder / f"volume_{name}.vtk") for field in self.fields},
             obstacles=_triangles(self.folder / f"buildings_{name}.vtk"),
             terrain=_triangles(self.folder / f"ground_{name}.vtk"),
         )
@@ -185,9 +179,7 @@ def _read_vtk(path: Path) -> Any:
 def _cell_field(volume: Any, name: str, path: Path) -> Array:
     if name not in volume.cell_data:
         hint = " (it has it as point data; cell data is expected)" if name in volume.point_data else ""
-        raise ValueError(
-            f"{path} has no cell data {name!r}{hint}; it has {', '.join(volume.cell_data.keys())}"
-        )
+        raise ValueError(f"{path} has no cell data {name!r}{hint}; it has {', '.join(volume.cell_data.keys())}")
     values = np.asarray(volume.cell_data[name], dtype=np.float32)
     expected = FIELD_WIDTHS[name]
     if values.reshape(len(values), -1).shape[1] != expected:

@@ -125,8 +125,7 @@ def random_buildings(
 def boxes_to_mesh(boxes: list[Box], foundation: float = 0.0) -> trimesh.Trimesh:
     """Closed surface of the boxes, reaching ``foundation`` metres below the ground."""
     meshes = [
-        trimesh.creation.box(bounds=[[b.x_min, b.y_min, -foundation], [b.x_max, b.y_max, b.height]])
-        for b in boxes
+        trimesh.creation.box(bounds=[[b.x_min, b.y_min, -foundation], [b.x_max, b.y_max, b.height]]) for b in boxes
     ]
     return cast(trimesh.Trimesh, trimesh.util.concatenate(meshes))
 
@@ -184,9 +183,7 @@ def read_stl(path: str | Path, unit: str = "m") -> trimesh.Trimesh:
 
     height = mesh.bounds[1, 2] - mesh.bounds[0, 2]
     if height > LARGEST_CREDIBLE_HEIGHT:
-        raise ValueError(
-            f"{path} is {height:.0f} m high, so it is probably in millimetres; pass unit='mm' (--unit mm)"
-        )
+        raise ValueError(f"{path} is {height:.0f} m high, so it is probably in millimetres; pass unit='mm' (--unit mm)")
     bodies = _bodies(mesh)
     still_open = [body for body in bodies if not _is_closed(body)]
     if still_open:

@@ -70,8 +70,7 @@ def _psi_heat(height: Array, roughness: float, inverse_length: float) -> Array:
     zeta, zeta0 = (height + roughness) * inverse_length, roughness * inverse_length
     if inverse_length > 0:
         return logarithm + (
-            _stable_integral(zeta, *CHENG_BRUTSAERT_HEAT)
-            - _stable_integral(np.asarray(zeta0), *CHENG_BRUTSAERT_HEAT)
+            _stable_integral(zeta, *CHENG_BRUTSAERT_HEAT) - _stable_integral(np.asarray(zeta0), *CHENG_BRUTSAERT_HEAT)
         )
     x, x0 = (1 - HOGSTROM_HEAT * zeta) ** 0.5, (1 - HOGSTROM_HEAT * zeta0) ** 0.5
     return HOGSTROM_PRANDTL * (logarithm - 2 * np.log((1 + x) / (1 + x0)))
@@ -100,9 +99,7 @@ def inflow_profile(roughness: float, inverse_length: float = 0.0, heights: Array
     theta_star = u_star**2 * REFERENCE_TEMPERATURE * inverse_length / (KAPPA * GRAVITY)
     psi_reference = _psi_heat(np.array(TEMPERATURE_HEIGHT), roughness, inverse_length)
     speed = u_star / KAPPA * _psi_momentum(heights, roughness, inverse_length)
-    theta = REFERENCE_TEMPERATURE + theta_star / KAPPA * (
-        _psi_heat(heights, roughness, inverse_length) - psi_reference
-    )
+    theta = REFERENCE_TEMPERATURE + theta_star / KAPPA * (_psi_heat(heights, roughness, inverse_length) - psi_reference)
     k = u_star**2 / np.sqrt(C_MU) * np.sqrt(1 - flux_richardson)
     epsilon = u_star**3 / (KAPPA * (heights + roughness)) * phi * (1 - flux_richardson)
     return np.stack([speed, theta, k, epsilon], axis=1)

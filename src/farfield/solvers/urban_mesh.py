@@ -61,12 +61,8 @@ class CartesianMesh:
     def around(cls, domain: UrbanDomain, boxes: list[Box], cell: float, ground_cell: float) -> CartesianMesh:
         """Mesh of this cell size between the buildings; walls and roofs move to the nearest line."""
         bounds = domain.bounds
-        x = _graded_lines(
-            bounds[0], (domain.x_min - CORE_UPWIND, domain.x_max + CORE_DOWNWIND), domain.x_min, cell
-        )
-        y = _graded_lines(
-            bounds[1], (domain.y_min - CORE_UPWIND, domain.y_max + CORE_UPWIND), domain.y_min, cell
-        )
+        x = _graded_lines(bounds[0], (domain.x_min - CORE_UPWIND, domain.x_max + CORE_DOWNWIND), domain.x_min, cell)
+        y = _graded_lines(bounds[1], (domain.y_min - CORE_UPWIND, domain.y_max + CORE_UPWIND), domain.y_min, cell)
         heights = growing_cells(domain.height, ground_cell, GROWTH_UPWARD, 1.3 * cell)
         z = np.concatenate([[0.0], np.cumsum(heights)])
 
@@ -91,9 +87,7 @@ class CartesianMesh:
 
     def cell_centres(self) -> Array:
         """Centres (cells, 3) of the cells with air, in OpenFOAM's order."""
-        z, y, x = np.meshgrid(
-            *((lines[1:] + lines[:-1]) / 2 for lines in (self.z, self.y, self.x)), indexing="ij"
-        )
+        z, y, x = np.meshgrid(*((lines[1:] + lines[:-1]) / 2 for lines in (self.z, self.y, self.x)), indexing="ij")
         fluid = ~self.solid
         return np.stack([x[fluid], y[fluid], z[fluid]], axis=1)
 
@@ -103,10 +97,7 @@ class CartesianMesh:
         used, faces_compact = np.unique(faces, return_inverse=True)
         z, y, x = np.meshgrid(self.z, self.y, self.x, indexing="ij")
         points = np.stack([x.ravel(), y.ravel(), z.ravel()], axis=1)[used]
-        note = (
-            f"nPoints:{len(points)} nCells:{self.cell_count} "
-            f"nFaces:{len(faces)} nInternalFaces:{len(neighbour)}"
-        )
+        note = f"nPoints:{len(points)} nCells:{self.cell_count} nFaces:{len(faces)} nInternalFaces:{len(neighbour)}"
 
         folder = case / "constant" / "polyMesh"
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,12 +118,7 @@ class CartesianMesh:
             entries.append(f"    {name} {{ type {kind}; nFaces {size}; startFace {start}; }}")
             start += size
         entries = [entry for entry, size in zip(entries, patch_sizes.values(), strict=True) if size]
-        text = (
-            foam_header("polyBoundaryMesh", "boundary")
-            + f"{len(entries)}\n(\n"
-            + "\n".join(entries)
-            + "\n)\n"
-        )
+        text = foam_header("polyBoundaryMesh", "boundary") + f"{len(entries)}\n(\n" + "\n".join(entries) + "\n)\n"
         (folder / "boundary").write_text(text)
 
     def _faces(self) -> tuple[Labels, Labels, Labels, dict[str, int]]:

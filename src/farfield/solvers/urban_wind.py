@@ -178,9 +178,7 @@ def _run(case: Path, tool: str, environment: dict[str, str], *arguments: str) ->
     return code
 
 
-def _solve(
-    case: Path, environment: dict[str, str], settings: SolverSettings, boxes: tuple[Box, ...]
-) -> WindSolution:
+def _solve(case: Path, environment: dict[str, str], settings: SolverSettings, boxes: tuple[Box, ...]) -> WindSolution:
     began = time.monotonic()
     _run(case, "potentialFoam", environment)
     code = _run(case, "simpleFoam", environment)
