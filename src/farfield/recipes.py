@@ -39,8 +39,8 @@ def paper(case: Case, encoding: EncodingName, dataset: str, seed: int = 0) -> Ru
 def swe_cpu(case: Case, encoding: EncodingName, dataset: str, seed: int = 0) -> RunConfig:
     """Shallow water on two cores, half an hour a run; results/ablations/ has what was tried.
 
-    In one saved step a wave crosses a cell or two and the scheme reaches ten, so short decay lengths (of 2, 4 and 10 cells,
-    one per head) learn faster than the paper's 250, and a wave's neighbourhood is seen whole.
+    In one saved step a wave crosses a cell or two and the scheme reaches ten, so short decay lengths (of 2, 4 and 10
+    cells, one per head) learn faster than the paper's 250.
     """
     per_head = encoding in ("laspe", "laape")
     return paper(case, encoding, dataset, seed).changed(
