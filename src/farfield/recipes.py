@@ -53,7 +53,7 @@ def swe_cpu(case: Case, encoding: EncodingName, dataset: str, seed: int = 0) -> 
             "training.final_learning_rate": 1e-5,
             "training.gradient_clip": 1.0,
             "training.batch_size": 16,
-            "training.steps": 18_000,
+            "training.steps": 10_000,
             "training.validation_items": 1000,
         }
     )
