@@ -33,6 +33,8 @@ _QUERY_COST = {1024: 1.05, 256: 1.4, 64: 2.2}
 _KEY_TILE = 64
 # Work that each tile costs whatever its size, in pairs.
 _PER_TILE = 100_000
+# Bounding boxes overestimate what is left out: measured errors were at most 0.55 times the estimate.
+_OVERESTIMATE = 1.8
 # So many query tiles descend the key tree at a time, which bounds the memory of the search.
 _TILES_AT_A_TIME = 2048
 
@@ -388,7 +390,9 @@ def _search(
         owner, tile, smallest = owner[rank], tile[rank], smallest[rank]
         start = np.searchsorted(owner, np.arange(count + 1))
         excess = np.maximum(smallest - best[owner], 0.0)
-        cuts.append(_cuts(excess, key_counts[tile], owner, start, tolerance))
+        middle = (q_low + q_high)[owner] / 2
+        typical, _ = _bounds(encoding, middle - keys.high.numpy()[tile], middle - keys.low.numpy()[tile])
+        cuts.append(_cuts(excess, typical - smallest, key_counts[tile], owner, start, _OVERESTIMATE * tolerance))
         for collected, value in zip(
             (sizes, tiles, potentials, bests), (np.diff(start), tile, excess, best), strict=True
         ):
@@ -405,11 +409,22 @@ def _search(
     )
 
 
-def _cuts(excess: np.ndarray, counts: np.ndarray, owner: np.ndarray, start: np.ndarray, tolerance: float) -> np.ndarray:
-    """Per query tile, the potential beyond which all keys together weigh less than ``tolerance`` of the whole."""
-    mass = np.cumsum((counts * np.exp(-excess))[::-1])[::-1]  # of this and all later entries, over all owners
-    after = np.append(mass, 0.0)[start[1:]]
-    mass = mass - after[owner]  # now over later entries of the same owner
-    needed = mass > tolerance * mass[start[:-1]][owner]
+def _cuts(
+    excess: np.ndarray, depth: np.ndarray, counts: np.ndarray, owner: np.ndarray, start: np.ndarray, tolerance: float
+) -> np.ndarray:
+    """Per query tile, the potential beyond which all keys together change the output by less than ``tolerance``.
+
+    Leaving keys out changes the output by at most the sum of their weights over the sum of all (values that vary
+    smoothly), or the same with squares (values that vary at random); both are kept small. A key tile weighs
+    exp(-Phi) at the query tile's nearest edge and less inside: with Phi higher by ``depth`` in the middle, the mean
+    of exp(-p Phi) over the tile is lower by (1 - exp(-2 p depth)) / (2 p depth).
+    """
+    needed = np.zeros(len(owner), dtype=bool)
+    for power in (1, 2):
+        across = 2 * power * np.maximum(depth, 1e-9)
+        mass = counts * np.exp(-power * excess) * -np.expm1(-across) / across
+        beyond = np.cumsum(mass[::-1])[::-1]  # this entry and all later ones, over all owners
+        beyond = beyond - np.append(beyond, 0.0)[start[1:]][owner]  # now of the same owner
+        needed |= beyond > tolerance**power * beyond[start[:-1]][owner]
     last = np.maximum.reduceat(np.where(needed, np.arange(len(owner)), -1), start[:-1])
     return excess[np.maximum(last, start[:-1])]
