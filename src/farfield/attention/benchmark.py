@@ -19,7 +19,8 @@ from torch import Tensor
 
 from farfield.attention.functional import local_attention
 from farfield.attention.locality import LAAPE, LASPE, Encoding
-from farfield.attention.plan import AttentionPlan, Reach, Tiles, fingerprint, plan_attention
+from farfield.attention.plan import AttentionPlan, Reach, fingerprint, plan_attention
+from farfield.attention.tiles import Tiles
 
 HEADS, HEAD_DIM, DECAY_LENGTH, SPACING = 3, 64, 250.0, 1000 / 127
 TOLERANCE = 1e-4

@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farfield.attention.locality import Encoding
+from farfield.attention.encoding import Encoding
+from farfield.attention.tiles import Tiles, Tree, build_tiles
 
 # Lists reach this much further (in Phi) than the cut, so that layers with large logits need no new plan.
 _RESERVE = 6.0
@@ -37,25 +38,6 @@ _PER_TILE = 100_000
 _OVERESTIMATE = 1.8
 # So many query tiles descend the key tree at a time, which bounds the memory of the search.
 _TILES_AT_A_TIME = 2048
-
-
-@dataclass
-class Tiles:
-    """A point cloud in tiles: slot s of the sorted cloud holds point ``order[s]``; tile t owns ``size`` slots."""
-
-    order: Tensor  # (N,) int64
-    size: int
-    low: Tensor  # (T, P) float64 bounding boxes in the encoding's basis, relative to the plan's origin
-    high: Tensor
-
-    def __len__(self) -> int:
-        return len(self.low)
-
-    def count(self) -> Tensor:
-        """Points per tile: ``size`` for all but the last."""
-        counts = torch.full((len(self),), self.size)
-        counts[-1] = len(self.order) - self.size * (len(self) - 1)
-        return counts
 
 
 @dataclass
@@ -235,64 +217,8 @@ def fingerprint(positions: Tensor) -> int:
     return zlib.crc32(data.numpy().data, zlib.crc32(repr((tuple(data.shape), data.dtype)).encode()))
 
 
-@dataclass
-class _Tree:
-    """The splits above the tiles: children of each node, -1 at a leaf, which is one tile, and bounding boxes."""
-
-    left: np.ndarray
-    right: np.ndarray
-    tile: np.ndarray  # the first tile that a node covers
-    low: np.ndarray  # (nodes, P)
-    high: np.ndarray
-
-
-def build_tiles(points: Tensor, sizes: tuple[int, ...], metric: Tensor) -> tuple[list[Tiles], _Tree]:
-    """Split points (N, P) along the axis that is widest in units of ``metric`` (P,) until tiles hold ``sizes[-1]``.
-
-    Splits fall on multiples of the largest of the sizes that is still too small for the part, so every coarser tile
-    is a run of finer ones. Returns the tiles of each size (in one common order) and the tree above the finest.
-    """
-    work = points.numpy() / metric.numpy()  # kept in the current order, so that a split touches its own part only
-    order = np.arange(len(points))
-    left: list[int] = []
-    right: list[int] = []
-    spans = [(0, len(points))]
-    while len(left) < len(spans):  # breadth first, so that children come after their parents
-        start, stop = spans[len(left)]
-        unit = next((size for size in sizes if size < stop - start), None)
-        if unit is None:
-            left.append(-1)
-            right.append(-1)
-            continue
-        middle = (-(-(stop - start) // unit) + 1) // 2 * unit  # full tiles to the left
-        part = work[start:stop]
-        axis = int(np.argmax([np.ptp(column) for column in part.T]))
-        split = np.argpartition(part[:, axis], middle)
-        work[start:stop], order[start:stop] = part[split], order[start:stop][split]
-        left.append(len(spans))
-        right.append(len(spans) + 1)
-        spans += [(start, start + middle), (start + middle, stop)]
-    in_order = points.numpy()[order]
-    tiles = []
-    for size in sizes:
-        bounds = np.arange(0, len(points), size)
-        low, high = (torch.from_numpy(f.reduceat(in_order, bounds, axis=0)) for f in (np.minimum, np.maximum))
-        tiles.append(Tiles(torch.from_numpy(order), size, low, high))
-    boxes = np.empty((2, len(spans), points.shape[1]))
-    finest = tiles[-1]
-    for n in reversed(range(len(spans))):
-        if left[n] < 0:
-            tile = spans[n][0] // finest.size
-            boxes[:, n] = finest.low[tile], finest.high[tile]
-        else:
-            boxes[0, n] = np.minimum(boxes[0, left[n]], boxes[0, right[n]])
-            boxes[1, n] = np.maximum(boxes[1, left[n]], boxes[1, right[n]])
-    first_tile = np.array([start for start, _ in spans]) // finest.size
-    return tiles, _Tree(np.array(left), np.array(right), first_tile, boxes[0], boxes[1])
-
-
 def _best_size(
-    tilings: list[Tiles], keys: Tiles, tree: _Tree, kernels: list[Encoding], own: bool, tolerance: float
+    tilings: list[Tiles], keys: Tiles, tree: Tree, kernels: list[Encoding], own: bool, tolerance: float
 ) -> Tiles:
     """The tiling of the queries with the smallest predicted cost, judged by some tiles of each."""
     if len(tilings) == 1:
@@ -347,7 +273,7 @@ def _bounds(encoding: Encoding, low: np.ndarray, high: np.ndarray) -> tuple[np.n
 def _search(
     queries: Tiles,
     keys: Tiles,
-    tree: _Tree,
+    tree: Tree,
     encoding: Encoding,
     heads: list[int] | None,
     own: bool,
