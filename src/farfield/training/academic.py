@@ -89,8 +89,8 @@ def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse") -> Tensor
     weights = batch.weights[..., None]
     if kind == "mse":
         return (error.square() * weights).sum() / (weights.sum() * error.shape[-1])
-    size = (batch.targets.abs() * weights).sum(1)
-    return ((error.abs() * weights).sum(1) / size.clamp(min=SMALLEST_CHANGE * weights.sum(1))).mean()
+    size = (batch.targets.square() * weights).sum(1)
+    return ((error.square() * weights).sum(1) / size.clamp(min=1e-4 * weights.sum(1))).mean()
 
 
 def _description(training_data: StepPairs, validation_data: StepPairs) -> dict[str, Any]:
