@@ -34,7 +34,10 @@ Scales = Annotated[
     str | None,
     typer.Option(help="Larger domains instead of the preset's, e.g. `2,10,100`, or `2x1` for two axes."),
 ]
-Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. `cells=[64,64]`; repeatable.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a setting of `dataset.yaml`, e.g. `states=21`; repeatable."),
+]
 
 
 @generate.command("swe")
@@ -98,6 +101,34 @@ def _generate(
 console = Console()
 
 
+@bench.command("attention")
+def bench_attention(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here, a table and a picture beside it.")
+    ] = None,
+    scales: Annotated[str, typer.Option(help="Domain sizes over the training domain's.")] = "1,2,4,10",
+) -> None:
+    """Time, memory and error of tiled attention against dense attention, on up to 1.6 million points (ten minutes).
+
+    Example: `farfield bench attention --json benchmarks/attention.json`
+    """
+    import json
+
+    import torch
+
+    from farfield.attention.benchmark import benchmark_attention, draw, markdown
+    from farfield.files import atomic_path, atomic_write_text
+
+    with torch.no_grad():
+        results = benchmark_attention(tuple(int(s) for s in scales.split(",")), console.print)
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
+        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
+        with atomic_path(json_file.with_suffix(".png")) as partial:
+            draw(results, partial)
+    print(markdown(results))
+
+
 @bench.command("training")
 def bench_training(
     json_file: Annotated[
@@ -150,6 +181,28 @@ def bench_solvers(
         atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
         atomic_write_text(json_file.with_suffix(".md"), markdown(results))
     print(markdown(results))
+
+
+@generate.command("urban-wind")
+def generate_urban_wind(
+    preset: Annotated[str, typer.Option(help="quick (minutes), cpu (an hour), paper (a day)")] = "quick",
+    out: Annotated[Path, typer.Option(help="folder; resumes what is there")] = Path("data/urban-wind"),
+    workers: Annotated[int, typer.Option(help="cases solved at the same time, one core each")] = 2,
+    seed: Annotated[int, typer.Option(help="of the random cities")] = 0,
+) -> None:
+    """Wind around random buildings, solved with OpenFOAM (Debian package `openfoam`).
+
+    Writes the RandomBuildingsDataset's layout with a dataset card. Interrupt it when you like: the same
+    command continues.
+
+        farfield generate urban-wind --preset quick --out data/urban-quick --workers 2
+    """
+    from farfield.datasets import urban_generation
+
+    if preset not in urban_generation.PRESETS:
+        raise ValueError(f"unknown preset {preset!r}; expected one of {', '.join(urban_generation.PRESETS)}")
+    index = urban_generation.generate_urban_wind(out, urban_generation.PRESETS[preset], workers, seed)
+    print(f"wrote {index} and {index.with_name('README.md')}")
 
 
 @app.command()
@@ -372,9 +425,8 @@ def main() -> None:
     except (ValueError, OSError, RuntimeError) as error:
         if os.environ.get("FARFIELD_DEBUG"):
             raise
-        Console(stderr=True).print(
-            f"[bold red]error:[/] {type(error).__name__}: {escape(str(error))}", highlight=False, soft_wrap=True
-        )
+        message = f"[bold red]error:[/] {type(error).__name__}: {escape(str(error))}"
+        Console(stderr=True).print(message, highlight=False, soft_wrap=True)
         sys.exit(2)
 
 

@@ -4,10 +4,12 @@ from farfield.datasets.generation import DatasetConfig, configure, generate
 
 
 def tiny(case: str, seed: int = 0) -> DatasetConfig:
-    """Every split of the quick preset with two or three simulations, on a few cells, of a few steps."""
-    config = configure(case, "quick", seed, scales="2,3" if case == "swe" else "2,2x1")
+    """Three splits with two or three simulations, on a few cells, of a few steps."""
+    config = configure(case, "quick", seed)
+    scales = {"train": (1, 1), "test": (1, 1), "s2": (2, 1)}  # along x, y
     splits = {
-        name: {"simulations": 2 + (name == "train"), "scale": split.scale} for name, split in config.splits.items()
+        name: {"simulations": 3 if name == "train" else 2, "scale": scale[: len(config.cells)]}
+        for name, scale in scales.items()
     }
     if case == "swe":
         return config.replace(cells=(40,), extent=(50.0,), states=6, splits=splits)

@@ -1,5 +1,6 @@
 """Datasets: the same bytes however made, nothing half-made or overwritten, the published statistics."""
 
+import contextlib
 import hashlib
 import os
 import random
@@ -15,6 +16,7 @@ import yaml
 from conftest import tiny
 
 from farfield.datasets import generation, open_split
+from farfield.datasets.card import distance_from_published
 from farfield.datasets.generation import configure, generate, solve_split
 
 # Starts a child per line of input (a case and a folder) that generates there; prints its process id, then how
@@ -80,13 +82,14 @@ def test_killed_at_any_moment_nothing_looks_complete_and_a_further_run_gives_the
             spawner.stdin.flush()
             child = int(spawner.stdout.readline())
             time.sleep(moments.uniform(0, longest))
-            os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has finished
+                os.kill(child, signal.SIGKILL)
             ended = int(spawner.stdout.readline())
             kills += ended == -signal.SIGKILL
             # Whatever stands under a final name is whole: the same bytes as undisturbed.
             found = digests(folder) if folder.exists() else {}
             assert found.items() <= expected.items(), attempt
-            longest *= 1.1  # the earliest moments first, then all of them
+            longest *= 1.4  # the earliest moments first, then all of them
             if ended == 0:
                 break
         spawner.stdin.close()
@@ -100,7 +103,7 @@ def test_a_further_scale_joins_a_dataset_and_leaves_the_rest_alone(tmp_path):
     config = tiny("swe")
     assert generate(config, tmp_path) == list(config.splits)
     before = digests(tmp_path)
-    further = generation.with_scales(config, [(2,), (5,)])
+    further = generation.with_scales(config, [(5,)])
     assert generate(further, tmp_path) == ["s5"]
     after = digests(tmp_path)
     assert all(after[name] == before[name] for name in before if name.startswith("data/"))
@@ -142,26 +145,25 @@ def test_a_dataset_larger_than_the_disk_is_refused_before_it_starts(tmp_path):
 
 
 def test_a_disk_that_fills_up_is_a_clear_error_and_loses_nothing(tmp_path):
-    config = tiny("swe")
+    larger = {"train": {"simulations": 3, "scale": (1,)}, "s2": {"simulations": 500, "scale": (2,)}}
+    config = tiny("swe").replace(splits=larger)
     generate(config, tmp_path / "whole")
-    limit = (tmp_path / "whole" / "data" / "s2" / "swe.hdf5").stat().st_size  # s3 does not fit, the others do
     script = f"""
 import resource, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from conftest import tiny
 from farfield.datasets.generation import generate
-# writing beyond fails, as on a full disk
-resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**21, resource.RLIM_INFINITY))  # beyond 2 MiB, writing fails
 try:
-    generate(tiny("swe"), {str(tmp_path / "full")!r})
+    generate(tiny("swe").replace(splits={larger!r}), {str(tmp_path / "full")!r})
 except OSError as error:
     print(error)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert "cannot write" in run.stdout and "s3" in run.stdout and "run the same command again" in run.stdout
+    assert "cannot write" in run.stdout and "s2" in run.stdout and "run the same command again" in run.stdout
     full = digests(tmp_path / "full")
-    assert "data/s3/swe.hdf5" not in full and "data/s2/swe.hdf5" in full
+    assert "data/s2/swe.hdf5" not in full and "data/train/swe.hdf5" in full
     generate(config, tmp_path / "full")
     assert digests(tmp_path / "full") == digests(tmp_path / "whole")
 
@@ -192,7 +194,7 @@ def test_an_unstable_time_step_and_an_unknown_split_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"stability limit of 1\.2"):
         generate(config.replace(time_step=1.5), tmp_path)
     assert not list(tmp_path.rglob("*.hdf5"))
-    with pytest.raises(ValueError, match="unknown split 'holdout': expected one of train, validation, test"):
+    with pytest.raises(ValueError, match="unknown split 'holdout': expected one of train, test, s2"):
         solve_split(config, "holdout", 0, 1)
     with pytest.raises(ValueError, match="at least one worker, got 0"):
         generate(config, tmp_path, workers=0)
@@ -234,22 +236,19 @@ def test_the_command_line_generates_and_reports_mistakes_in_one_line(tmp_path):
     assert run.returncode == 2 and "holds another dataset" in run.stderr and "Traceback" not in run.stderr
 
 
-PUBLISHED = {  # design.md: mean and std of the states, std (shallow water) or mean and std of the changes
-    "swe": {"v": (0.0008, 0.04559, None, 0.006492), "h": (1.0140, 0.01507, None, 0.002224)},
-    "gray-scott": {"U": (0.7170, 0.2494, -0.0402, 0.1577), "V": (0.1048, 0.1207, 0.0137, 0.0848)},
-}
-
-
-@pytest.mark.parametrize("case", ["swe", "gray-scott"])
-def test_a_hundred_training_simulations_have_the_published_statistics(case):
+# A hundred simulations of shallow water scatter by 3 % of a deviation in the mean and 4 % in the deviation,
+# which is most of what is allowed; all 800, of which the published numbers are, by 1 %.
+@pytest.mark.parametrize(("case", "simulations"), [("swe", 800), ("gray-scott", 100)])
+def test_training_simulations_have_the_published_statistics(case, simulations):
     config = configure(case, "paper")
-    trajectories = solve_split(config, "train", 0, 100)
+    trajectories = solve_split(config, "train", 0, simulations)
     changes = np.diff(trajectories, axis=1)
-    for index, (field, published) in enumerate(PUBLISHED[case].items()):
-        mean, std, change_mean, change_std = published
-        states, change = trajectories[:, :, index], changes[:, :, index]
-        assert abs(states.mean() - mean) < 0.05 * std, field
-        assert abs(states.std() / std - 1) < 0.05, field
-        assert abs(change.std() / change_std - 1) < 0.15, field
-        if change_mean is not None:
-            assert abs(change.mean() - change_mean) < 0.15 * change_std, field
+    axes = (0, 1, *range(3, trajectories.ndim))
+    found = {
+        f"{name}{suffix}": dict(zip(config.spec().fields, getattr(np, name)(values, axis=axes), strict=True))
+        for suffix, values in (("", trajectories), ("_delta", changes))
+        for name in ("mean", "std")
+    }
+    for name, fields in distance_from_published(case, found).items():
+        for field, distance in fields.items():
+            assert abs(distance) < (0.15 if name.endswith("_delta") else 0.05), (name, field)

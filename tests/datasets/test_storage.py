@@ -121,7 +121,7 @@ def test_foreign_files_are_refused(file, tmp_path):
 
 def test_unknown_splits_and_empty_folders_are_refused(dataset, tmp_path):
     _, folder = dataset
-    with pytest.raises(ValueError, match=r"unknown split 's9'.*holds s2, .*train, validation"):
+    with pytest.raises(ValueError, match=r"unknown split 's9'.*holds s2, test, train"):
         open_split(folder, "s9")
     with pytest.raises(FileNotFoundError, match=r"no dataset in .*farfield generate"):
         open_split(tmp_path, "train")

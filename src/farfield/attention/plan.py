@@ -33,8 +33,6 @@ _QUERY_COST = {1024: 1.05, 256: 1.4, 64: 2.2}
 _KEY_TILE = 64
 # Work that each tile costs whatever its size, in pairs.
 _PER_TILE = 100_000
-# Boxes are nearer than the points in them: what is left out weighs less than the estimate by at least this factor.
-_CONSERVATIVE = 2.0
 # So many query tiles descend the key tree at a time, which bounds the memory of the search.
 _TILES_AT_A_TIME = 2048
 
@@ -361,7 +359,6 @@ def _search(
     """
     # Were all keys just beyond the limit and one at the best place, they would weigh less than the tolerance.
     limit = -math.log(tolerance) + math.log(max(len(keys.order), 2)) / 2 + reserve
-    spare = _CONSERVATIVE if encoding.decomposes else 1.0  # thick tails leave no room
     key_counts = keys.count().numpy().astype(float)
     sizes: list[np.ndarray] = []
     tiles: list[np.ndarray] = []
@@ -391,7 +388,7 @@ def _search(
         owner, tile, smallest = owner[rank], tile[rank], smallest[rank]
         start = np.searchsorted(owner, np.arange(count + 1))
         excess = np.maximum(smallest - best[owner], 0.0)
-        cuts.append(_cuts(excess, key_counts[tile], owner, start, spare * tolerance))
+        cuts.append(_cuts(excess, key_counts[tile], owner, start, tolerance))
         for collected, value in zip(
             (sizes, tiles, potentials, bests), (np.diff(start), tile, excess, best), strict=True
         ):

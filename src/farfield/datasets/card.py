@@ -22,6 +22,31 @@ at random into U = 1. Explicit Euler, five-point stencil, zero-gradient sides.
     ∂U/∂t = D_u ∇²U - U V² + F (1 - U),      ∂V/∂t = D_v ∇²V + U V² - (F + k) V""",
 }
 
+# Of the paper's training splits.
+PUBLISHED: dict[str, Statistics] = {
+    "swe": {
+        "mean": {"v": 0.0008, "h": 1.0140},
+        "std": {"v": 0.04559, "h": 0.01507},
+        "std_delta": {"v": 0.006492, "h": 0.002224},
+    },
+    "gray-scott": {
+        "mean": {"U": 0.7170, "V": 0.1048},
+        "std": {"U": 0.2494, "V": 0.1207},
+        "mean_delta": {"U": -0.0402, "V": 0.0137},
+        "std_delta": {"U": 0.1577, "V": 0.0848},
+    },
+}
+
+
+def distance_from_published(case: str, statistics: Statistics) -> Statistics:
+    """Of means: the difference in published standard deviations; of those: the relative difference."""
+    published = PUBLISHED[case]
+    distances: Statistics = {}
+    for name, fields in published.items():
+        unit = published[name.replace("mean", "std")]
+        distances[name] = {field: (statistics[name][field] - value) / unit[field] for field, value in fields.items()}
+    return distances
+
 
 def write_card(folder: Path, splits: Mapping[str, Split], statistics: Statistics) -> None:
     """Write ``README.md`` and ``pictures/<split>.png`` into a dataset's folder."""
@@ -62,6 +87,10 @@ def write_card(folder: Path, splits: Mapping[str, Split], statistics: Statistics
     for field, unit in zip(spec.fields, spec.field_units, strict=True):
         numbers = (statistics[key][field] for key in ("mean", "std", "mean_delta", "std_delta"))
         lines.append(f"| {field} | {unit} | " + " | ".join(f"{number:.5g}" for number in numbers) + " |")
+    lines += ["", "Distance from the published training split (means in standard deviations):", ""]
+    lines += ["| statistic | " + " | ".join(spec.fields) + " |", "|---|" + "---|" * len(spec.fields)]
+    for name, distances in distance_from_published(spec.case, statistics).items():
+        lines.append(f"| {name} | " + " | ".join(f"{100 * distances[f]:+.1f} %" for f in spec.fields) + " |")
     lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in settings.items()]
     lines += [
@@ -101,7 +130,8 @@ def picture(split: Split, simulation: int = 0) -> Figure:
             axes.set_ylabel(f"{field} [{spec.field_units[index]}]")
             axes.grid(alpha=0.3)
         axes.set_xlabel(f"x [{spec.length_unit}]")
-        figure.axes[0].legend(ncols=len(times), fontsize="small", loc="upper right")
+        lines, labels = axes.get_legend_handles_labels()
+        figure.legend(lines, labels, loc="outside lower center", ncols=len(times))
         figure.suptitle(title)
         return figure
     figure = Figure(figsize=(12, 3.4), layout="constrained")

@@ -182,8 +182,8 @@ def shallow_water_config(preset: Preset = "cpu", seed: int = 0) -> DatasetConfig
         cells=(128,),
         extent=(100.0,),
         sources=3,
-        time_step=0.03,
-        save_every=10,
+        time_step=0.01,
+        save_every=30,
         states=51,
         constants={"gravity": shallow_water.GRAVITY},
         splits=quick if preset == "quick" else published,
@@ -223,17 +223,17 @@ def gray_scott_config(preset: Preset = "cpu", seed: int = 0) -> DatasetConfig:
 
 
 def scale_text(scale: tuple[float, ...]) -> str:
-    """ "2" for (2, 2), "2x1" for (2, 1)."""
+    """(2, 2) is "2", (2, 1) is "2x1"."""
     return "x".join(f"{factor:g}" for factor in (scale[:1] if len(set(scale)) == 1 else scale))
 
 
 def with_scales(config: DatasetConfig, scales: Sequence[tuple[float, ...]]) -> DatasetConfig:
     """The same dataset on these larger domains; one the preset lacks gets its fewest simulations."""
-    fewest = min(split.simulations for split in config.splits.values())
-    splits = {name: split for name, split in config.splits.items() if not name.startswith("s")}
+    counts = {split.scale: split.simulations for split in config.splits.values()}
+    splits = {name: split for name, split in config.splits.items() if set(split.scale) == {1.0}}
     for scale in scales:
         name = "s" + scale_text(scale).replace(".", "_")
-        splits[name] = config.splits.get(name, SplitConfig(simulations=fewest, scale=scale))
+        splits[name] = SplitConfig(simulations=counts.get(scale, min(counts.values())), scale=scale)
     return config.replace(splits=splits)
 
 
@@ -388,7 +388,6 @@ def _claimed(out: Path, config: DatasetConfig) -> Iterator[DatasetConfig]:
         if manifest.exists():
             held = read_config(manifest)
             shared = held.splits.keys() & config.splits.keys()
-            whole = held.replace(splits={**held.splits, **{k: v for k, v in config.splits.items() if k not in shared}})
             differing = [
                 f"{key} is {old!r} there and {new!r} here"
                 for key, old, new in (
@@ -403,6 +402,7 @@ def _claimed(out: Path, config: DatasetConfig) -> Iterator[DatasetConfig]:
                     f"--out, "
                     f"or delete that one first"
                 )
+            whole = held.replace(splits={**held.splits, **config.splits})
         atomic_write_text(manifest, yaml.safe_dump(whole.model_dump(mode="json"), sort_keys=False))
         for partial in out.rglob(".*.partial"):  # what a killed run left behind
             partial.unlink()

@@ -50,23 +50,42 @@ def write_split(
 
     The bytes depend on the arguments only: no times, no paths, no trace of the batches.
     """
+    chunk = _chunk(spec, domain, states)
+    chunks = simulations * int(np.prod([-(-n // c) for n, c in zip((states, *domain.cells), chunk[1:], strict=True)]))
+    size = len(spec.fields) * chunks * (4 * int(np.prod(chunk)) + 200) + (1 << 20)  # index and header included, amply
     try:
-        with atomic_path(path) as partial, h5py.File(partial, "w", libver="v108") as file:
-            _write_header(file, spec, domain, scale, states, simulations, constants, provenance)
-            done = 0
-            for batch in trajectories:
-                for trajectory in batch:  # one by one, so that the file's order does not depend on the batches
-                    for index, name in enumerate(spec.fields):
-                        file["t0_fields"][name][done] = trajectory[:, index]
-                    done += 1
-            if done != simulations:
-                raise ValueError(f"expected {simulations} simulations for {path}, got {done}")
-    except (OSError, RuntimeError) as error:  # h5py reports a full disk as either
+        with atomic_path(path) as partial:
+            # HDF5 crashes when a write fails, so the room is taken first: once before it opens the file,
+            # where a full disk is a plain error, and again after it has emptied the file.
+            _reserve(partial, size)
+            with h5py.File(partial, "w", libver="v108") as file:
+                _reserve(partial, size)
+                _write_header(file, spec, domain, scale, states, simulations, constants, provenance)
+                done = 0
+                for batch in trajectories:
+                    for trajectory in batch:  # one by one, so that the file's order does not depend on the batches
+                        for index, name in enumerate(spec.fields):
+                            file["t0_fields"][name][done] = trajectory[:, index]
+                        done += 1
+                if done != simulations:
+                    raise ValueError(f"expected {simulations} simulations for {path}, got {done}")
+            h5py.File(partial, "r+").close()  # gives back what was reserved and not used
+    except OSError as error:
         raise OSError(
             f"cannot write {path}: {error}. Nothing is lost: make room (or choose another folder) and run "
             f"the same "
             f"command again, finished splits are kept"
         ) from error
+
+
+def _chunk(spec: SampleSpec, domain: Domain, states: int) -> tuple[int, ...]:
+    """One state per chunk, or in one dimension, where a state is tiny, one simulation."""
+    return (1, states if spec.space_dim == 1 else 1, *(min(CHUNK_CELLS, cells) for cells in domain.cells))
+
+
+def _reserve(path: Path, size: int) -> None:
+    with path.open("ab") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _write_header(
@@ -124,8 +143,7 @@ def _write_header(
         scalar.attrs["time_varying"] = False
     fields = file.create_group("t0_fields")
     fields.attrs["field_names"] = list(spec.fields)
-    # One state per chunk, or in one dimension, where a state is tiny, one simulation.
-    chunk = (1, states if spec.space_dim == 1 else 1, *(min(CHUNK_CELLS, cells) for cells in domain.cells))
+    chunk = _chunk(spec, domain, states)
     for name in spec.fields:
         dataset = fields.create_dataset(
             name,

@@ -30,7 +30,7 @@ DIFFUSION_U, DIFFUSION_V, FEED_RATE, KILL_RATE = 0.2, 0.1, 0.035, 0.06  # the pa
 TILE = 256
 # Cells a tile is widened by on each side, and the steps it takes before it is written back: with fewer,
 # loading and storing dominate; with more, the work on the rim.
-RIM = 20
+RIM = 16
 
 
 def stable_time_step(

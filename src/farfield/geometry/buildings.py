@@ -1,0 +1,247 @@
+"""Buildings on flat ground: random city squares, their surfaces as meshes and point sets, STL in and out.
+
+Everything is in metres, the ground is z = 0 and the wind blows along +x. A city of scale s fills the square
+\\|x\\|, \\|y\\| < 50 s with the same number of buildings per area; the margins around it do not grow.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+import pyvista as pv
+import trimesh
+from numpy.typing import NDArray
+
+from farfield.files import atomic_path
+
+Array = NDArray[np.floating]
+
+BUILDINGS_PER_HECTARE = (4, 10)  # drawn uniformly, both ends included; a hectare is the square of s = 1
+FOOTPRINT_SIDE = (8.0, 26.0)  # m
+BUILDING_HEIGHT = (6.0, 38.0)  # m
+SMALLEST_GAP = 5.0  # m between two buildings
+UPWIND_MARGIN, DOWNWIND_MARGIN, SIDE_MARGIN, DOMAIN_HEIGHT = 95.0, 255.0, 60.0, 55.0  # m
+DOMAIN_TO_BUILDING_HEIGHT = 1.4  # at least, as with the tallest random building
+LARGEST_CREDIBLE_HEIGHT = 1000.0  # m: above it a file is taken to be in millimetres
+
+
+class Box(NamedTuple):
+    """An axis-aligned building that stands on the ground."""
+
+    x_min: float
+    x_max: float
+    y_min: float
+    y_max: float
+    height: float
+
+
+@dataclass(frozen=True)
+class UrbanDomain:
+    """The box of air around a rectangle of buildings; the margins are the same for every size of city."""
+
+    x_min: float  # of the built rectangle
+    x_max: float
+    y_min: float
+    y_max: float
+    height: float = DOMAIN_HEIGHT
+
+    @classmethod
+    def square(cls, scale: float) -> UrbanDomain:
+        """The domain of a random city of scale s: the built square is 100 s wide."""
+        if not scale > 0:
+            raise ValueError(f"the scale of a city must be positive, got {scale}")
+        half = 50.0 * scale
+        return cls(-half, half, -half, half)
+
+    @classmethod
+    def around(cls, buildings: trimesh.Trimesh) -> UrbanDomain:
+        """The domain of given buildings; higher than usual if they are tall."""
+        (x_min, y_min, _), (x_max, y_max, top) = buildings.bounds.tolist()
+        return cls(x_min, x_max, y_min, y_max, max(DOMAIN_HEIGHT, DOMAIN_TO_BUILDING_HEIGHT * top))
+
+    @property
+    def bounds(self) -> Array:
+        """(3, 2): lowest and highest x, y, z of the air."""
+        return np.array(
+            [
+                [self.x_min - UPWIND_MARGIN, self.x_max + DOWNWIND_MARGIN],
+                [self.y_min - SIDE_MARGIN, self.y_max + SIDE_MARGIN],
+                [0.0, self.height],
+            ]
+        )
+
+    @property
+    def scale(self) -> float:
+        """Width of a square of the same built area, in units of 100 m."""
+        return float(np.sqrt((self.x_max - self.x_min) * (self.y_max - self.y_min)) / 100.0)
+
+    @property
+    def ground_area(self) -> float:
+        """Area of the ground below the air, m²."""
+        (x0, x1), (y0, y1) = self.bounds[:2]
+        return float((x1 - x0) * (y1 - y0))
+
+
+def random_buildings(
+    rng: np.random.Generator, scale: float = 1.0, module: float | None = None, count: int | None = None
+) -> list[Box]:
+    """Draw non-overlapping boxes in the square of a city of this scale.
+
+    ``module`` puts every wall on a multiple of that length from the square's corner, which makes the walls
+    coincide with the lines of a mesh of that cell size. ``count`` overrides the random number of buildings.
+    """
+    half = 50.0 * scale
+    if count is None:
+        count = round(int(rng.integers(BUILDINGS_PER_HECTARE[0], BUILDINGS_PER_HECTARE[1] + 1)) * scale**2)
+    for _ in range(100):
+        sides = rng.uniform(*FOOTPRINT_SIDE, (count, 2))
+        heights = rng.uniform(*BUILDING_HEIGHT, count)
+        if module is not None:
+            sides = np.maximum(1, np.round(sides / module)) * module
+        placed = np.empty((0, 4))  # x_min, x_max, y_min, y_max
+        for side in sides[np.argsort(-sides.prod(1))]:  # the largest first: small ones still find room
+            for _ in range(200):
+                corner = rng.uniform(-half, half - side)
+                if module is not None:
+                    corner = -half + np.round((corner + half) / module) * module
+                x0, y0 = corner
+                x1, y1 = corner + side
+                gap_x = np.maximum(placed[:, 0] - x1, x0 - placed[:, 1])
+                gap_y = np.maximum(placed[:, 2] - y1, y0 - placed[:, 3])
+                if np.all(np.maximum(gap_x, gap_y) >= SMALLEST_GAP) and max(x1, y1) <= half + 1e-9:
+                    placed = np.vstack([placed, [x0, x1, y0, y1]])
+                    break
+            else:
+                break  # no room left: draw other sizes
+        if len(placed) == count:
+            return [Box(*numbers) for numbers in np.column_stack([placed, heights]).tolist()]
+    raise RuntimeError(f"{count} buildings with gaps of {SMALLEST_GAP} m do not fit a square of {2 * half} m")
+
+
+def boxes_to_mesh(boxes: list[Box], foundation: float = 0.0) -> trimesh.Trimesh:
+    """Closed surface of the boxes, reaching ``foundation`` metres below the ground."""
+    meshes = [
+        trimesh.creation.box(bounds=[[b.x_min, b.y_min, -foundation], [b.x_max, b.y_max, b.height]]) for b in boxes
+    ]
+    return cast(trimesh.Trimesh, trimesh.util.concatenate(meshes))
+
+
+def sample_surface(triangles: Array, count: int, rng: np.random.Generator) -> Array:
+    """``count`` points spread evenly over triangles (T, 3, 3), each with a chance given by its area."""
+    edges = triangles[:, 1:] - triangles[:, :1]
+    areas = np.linalg.norm(np.cross(edges[:, 0], edges[:, 1]), axis=1)
+    if not areas.sum() > 0:
+        raise ValueError(f"cannot sample a surface without area ({len(triangles)} triangles)")
+    chosen = rng.choice(len(triangles), count, p=areas / areas.sum())
+    u, v = rng.random((2, count, 1))
+    u, v = np.where(u + v > 1, 1 - u, u), np.where(u + v > 1, 1 - v, v)  # fold the square onto the triangle
+    return triangles[chosen, 0] + u * edges[chosen, 0] + v * edges[chosen, 1]
+
+
+def walls_and_roofs(mesh: trimesh.Trimesh) -> Array:
+    """Triangles (T, 3, 3) of the surface that the wind touches: those not lying on or below the ground."""
+    return np.asarray(mesh.triangles[mesh.triangles[:, :, 2].max(1) > 1e-6], dtype=float)
+
+
+def inside_buildings(mesh: trimesh.Trimesh, points: Array) -> NDArray[np.bool_]:
+    """Which points (N, 3) lie inside the closed surface."""
+    cloud = pv.PolyData(np.ascontiguousarray(points, dtype=float))
+    selected = cloud.select_interior_points(pv.wrap(mesh), check_surface=False, inside_out=False)
+    return np.asarray(selected["selected_points"], dtype=bool)
+
+
+def write_stl(path: str | Path, mesh: trimesh.Trimesh) -> None:
+    """Write the surface as a binary STL."""
+    with atomic_path(path) as partial:
+        partial.write_bytes(trimesh.exchange.stl.export_stl(mesh))
+
+
+def read_stl(path: str | Path, unit: str = "m") -> trimesh.Trimesh:
+    """Read buildings from an STL and check that a wind can be computed around them.
+
+    Refused: an empty file, surfaces that are not closed, buildings wholly below the ground, a size that is
+    only credible in millimetres (then ask again with ``unit="mm"``). Warned about: overlapping buildings,
+    and buildings that reach below the ground (that part is out of the wind) or float above it.
+    """
+    metres = {"m": 1.0, "cm": 0.01, "mm": 0.001}
+    if unit not in metres:
+        raise ValueError(f"unknown unit {unit!r}; expected one of {', '.join(metres)}")
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        mesh = trimesh.load_mesh(path, file_type="stl")
+    except Exception as error:  # trimesh passes on whatever its parser met
+        raise ValueError(f"{path} cannot be read as an STL: {error}") from error
+    if not isinstance(mesh, trimesh.Trimesh) or len(mesh.faces) == 0:
+        raise ValueError(f"{path} is empty: it has no triangles")
+    mesh.apply_scale(metres[unit])
+
+    height = mesh.bounds[1, 2] - mesh.bounds[0, 2]
+    if height > LARGEST_CREDIBLE_HEIGHT:
+        raise ValueError(f"{path} is {height:.0f} m high, so it is probably in millimetres; pass unit='mm' (--unit mm)")
+    bodies = _bodies(mesh)
+    still_open = [body for body in bodies if not _is_closed(body)]
+    if still_open:
+        where = still_open[0].centroid
+        raise ValueError(
+            f"{path}: {len(still_open)} of {len(bodies)} buildings are not closed surfaces (the first near "
+            f"x {where[0]:.1f}, y {where[1]:.1f} m); close the holes, floors included, in the modeller"
+        )
+    mesh.fix_normals(multibody=True)  # outward: what is inside depends on it
+    buried = sum(body.bounds[1, 2] <= 0 for body in bodies)
+    if buried:
+        raise ValueError(f"{path}: {buried} of {len(bodies)} buildings lie wholly below the ground, z = 0")
+    sunk = sum(body.bounds[0, 2] < -0.1 for body in bodies)
+    floating = sum(body.bounds[0, 2] > 0.1 for body in bodies)
+    if sunk:
+        warnings.warn(f"{path}: {sunk} buildings reach below the ground; that part is ignored", stacklevel=2)
+    if floating:
+        warnings.warn(f"{path}: {floating} buildings float above the ground, z = 0", stacklevel=2)
+    overlapping = _overlapping_pairs(bodies)
+    if overlapping:
+        a, b = (bodies[i].centroid for i in overlapping[0])
+        warnings.warn(
+            f"{path}: {len(overlapping)} pairs of buildings overlap (the first near x {a[0]:.1f}, "
+            f"y {a[1]:.1f} and x {b[0]:.1f}, y {b[1]:.1f} m); they are treated as one",
+            stacklevel=2,
+        )
+    return mesh
+
+
+def _bodies(mesh: trimesh.Trimesh) -> list[trimesh.Trimesh]:
+    """The parts that share no corner with each other; houses in a row with common corners are one part."""
+    labels = trimesh.graph.connected_component_labels(mesh.edges, node_count=len(mesh.vertices))
+    of_face = labels[mesh.faces[:, 0]]
+    order = np.argsort(of_face, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(of_face[order])) + 1)
+    return cast(list[trimesh.Trimesh], mesh.submesh(groups, repair=False))
+
+
+def _is_closed(mesh: trimesh.Trimesh) -> bool:
+    """Whether every edge bounds an even number of triangles: two, or four where two houses share an edge."""
+    _, uses = np.unique(mesh.edges_sorted, axis=0, return_counts=True)
+    return bool((uses % 2 == 0).all())
+
+
+def _overlapping_pairs(bodies: list[trimesh.Trimesh]) -> list[tuple[int, int]]:
+    """Pairs of bodies whose interiors meet; bodies that only touch do not count."""
+    low = np.array([body.bounds[0] for body in bodies])
+    high = np.array([body.bounds[1] for body in bodies])
+    pairs = []
+    for i in range(len(bodies)):
+        depth = np.minimum(high[i], high[i + 1 :]) - np.maximum(low[i], low[i + 1 :])
+        for j in i + 1 + np.flatnonzero((depth > 1e-3).all(1)):
+            # Points just inside one body's surface that are inside the other: also finds crossing slabs.
+            for one, other in ((bodies[i], bodies[j]), (bodies[j], bodies[i])):
+                rng = np.random.default_rng(0)
+                surface = np.vstack([sample_surface(np.asarray(one.triangles), 256, rng), one.vertices])
+                inner = surface + 1e-3 * (one.centroid - surface)
+                if inside_buildings(other, inner).any():
+                    pairs.append((i, int(j)))
+                    break
+    return pairs
