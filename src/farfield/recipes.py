@@ -167,7 +167,8 @@ def experiment(case: str, preset: str, data: Path, settings: Mapping[str, Any] |
     some: dict[str, Any] = {"minutes": 24 * 60}
     scales = Experiment.scales
     if (case, preset) == ("swe", "quick"):
-        some = {"minutes": 2.5, "amounts": dict.fromkeys(scales, Amount(pairs=200, rollouts=4))}
+        amounts = [Amount(200, 4), Amount(100, 2), Amount(100, 2), Amount(40, 1), Amount(40, 1)]  # as many points each
+        some = {"minutes": 2.5, "amounts": dict(zip(scales, amounts, strict=True))}
     elif (case, preset) == ("swe", "cpu"):
         some = {"minutes": 30, "scales": (*scales, "100"), "amounts": {"100": Amount(pairs=100, rollouts=2)}}
     elif (case, preset) == ("gray-scott", "quick"):
