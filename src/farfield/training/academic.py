@@ -70,14 +70,7 @@ def step_pair_task(config: RunConfig) -> Task:
 
 def build_model(config: RunConfig, spec: SampleSpec) -> TransformerOperator:
     """The network of a run, with fresh weights."""
-    model = config.model
-    return TransformerOperator(
-        spec.in_features,
-        spec.out_features,
-        spec.space_dim,
-        encoding=config.encoding.build(model.heads, model.width // model.heads),
-        **model.model_dump(),
-    )
+    return config.model.build(config.encoding, spec.in_features, spec.out_features, spec.space_dim)
 
 
 def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse") -> Tensor:
