@@ -34,7 +34,7 @@ def tiny_experiment(case: str, folder: Path):
     whole = experiment(case, "quick", folder / "data", TINY_MODEL)
     small = {"cells": (40,), "extent": (50.0,), "states": 6}
     if case == "gray-scott":
-        small = {"cells": (12, 8), "extent": (12.0, 8.0), "save_every": 40, "states": 5}
+        small = {"cells": (32, 24), "extent": (32.0, 24.0), "save_every": 40, "states": 4}
         whole = replace(whole, settings={**TINY_MODEL, "sampling.crop": None, "sampling.rim": 0})
     splits = {
         name: {"simulations": 2 + 2 * (name == "train"), "scale": whole.dataset.splits[name].scale}
