@@ -101,9 +101,9 @@ def evaluate(
             ]
             seconds = (time.perf_counter() - began) / predicted
             found.append(("", "seconds", 1, float(f"{seconds:.3g}"), predicted))
-            about = (config.case, config.encoding.name, config.seed, scale)
             pictures = _pictures(step, split, first) if scale in PICTURED_SCALES else {}
-            record.add(scale, wanted[scale], [Row(*about, *numbers) for numbers in found], pictures)
+            rows = [Row(config.case, config.encoding.name, config.seed, scale, *numbers) for numbers in found]
+            record.add(scale, wanted[scale], rows, pictures)
             errors = ", ".join(f"{name} {100 * v:.2f} %" for name, metric, _, v, _ in found if metric == "l1_step")
             console.print(f"{config.encoding.name}, s = {scale}: {errors}", highlight=False)
     return record.rows

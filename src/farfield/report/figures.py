@@ -117,7 +117,7 @@ def profiles(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:
     x = (np.arange(truth.shape[1]) + 0.5) * extent / truth.shape[1]
     fed_back = results.pictured(f"s{scale}_rollout_truth")
     figure = Figure(figsize=(9, 7.4 if fed_back else 4.2), layout="constrained")
-    top, *rest = figure.subfigures(2, 1, height_ratios=(1.25, 1)) if fed_back else [figure.subfigures()]
+    top, *rest = _stacked(figure, (1.25, 1.0) if fed_back else (1.0,))
     for row, (index, field) in zip(top.subplots(2, 2, sharex=True), enumerate(results.fields), strict=True):
         row[0].plot(x, truth[index], color="black", lw=1.5, label="truth")
         for encoding, run in runs.items():
@@ -160,6 +160,7 @@ def _space_time(bottom: SubFigure, results: Results, runs: dict[str, SavedRun], 
         image = axes.imshow(values, origin="lower", aspect="auto", extent=box, cmap="viridis", **limits)
         axes.set_title(f"{results.fields[-1]}: {name}" + ("" if name == "truth" else ", fed back"))
         axes.set_xlabel(f"x [{spec['length_unit']}]")
+    panels[0].xaxis.set_major_locator(MaxNLocator(3))
     panels[0].set_ylabel(f"time [{spec['time_unit']}]")
     bottom.colorbar(image, ax=panels, label=f"{results.fields[-1]} [{spec['field_units'][-1]}]")
 
@@ -169,8 +170,7 @@ def maps(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:
     first = next(iter(runs.values()))
     count = len(results.fields)
     figure = Figure(figsize=(2.5 * (1 + len(runs)) + 0.8, 4.6 * count), layout="constrained")
-    parts = [figure] if count == 1 else list(figure.subfigures(count, 1))
-    for part, (index, field) in zip(parts, enumerate(results.fields), strict=True):
+    for part, (index, field) in zip(_stacked(figure, (1.0,) * count), enumerate(results.fields), strict=True):
         truth = first.pictures[f"s{scale}_change_truth"][index]
         limit = float(np.abs(truth).max())
         panels = part.subplots(2, 1 + len(runs), sharex=True, sharey=True)
@@ -203,7 +203,7 @@ def rollout_maps(results: Results, runs: dict[str, SavedRun], scale: str) -> Dra
     for row, (name, states) in zip(panels, rows, strict=True):
         for time, (axes, values) in enumerate(zip(row, states, strict=True)):
             image = _map(axes, values, first.pictures[f"s{scale}_extent"], float(truth.max()), low=0.0)
-            if row is panels[0]:
+            if name == "truth":
                 axes.set_title("first state" if time == 0 else f"step {time}")
         row[0].set_ylabel(name)
     figure.colorbar(image, ax=panels, label=results.fields[-1], shrink=0.7)
@@ -254,7 +254,8 @@ def wall_times(results: Results) -> Drawn:
     prediction.set(xscale="log", yscale="log", xlabel="s, times the training domain", title="seconds per state")
     _plain_ticks(prediction, [scale_order(s)[0] for s in results.scales])
     _plain_numbers(prediction)
-    prediction.legend(fontsize="small")
+    if prediction.lines:
+        prediction.legend(fontsize="small")
     timed = [run for run in results.runs if run.losses]
     for index, run in enumerate(timed):
         training.barh(index, run.losses[-1]["seconds"] / 60, color=COLOURS[run.key[1]])
@@ -263,6 +264,11 @@ def wall_times(results: Results) -> Drawn:
     training.xaxis.set_major_locator(MaxNLocator(5))
     training.set(title="minutes of training")
     return Drawn(f"{results.case}-times", "Wall times, on the machine named in the table of runs.", figure)
+
+
+def _stacked(figure: Figure, heights: tuple[float, ...]) -> list[SubFigure]:
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
+    return list(np.asarray(parts)[:, 0])
 
 
 def _row(figure: Figure, count: int) -> list[Axes]:
