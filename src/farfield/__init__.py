@@ -14,7 +14,7 @@ from farfield.attention import (
     plan_attention,
     propose_decay_lengths,
 )
-from farfield.models import TransformerOperator
+from farfield.models import Predictor, TransformerOperator, load
 from farfield.version import __version__
 
 __all__ = [
@@ -24,11 +24,13 @@ __all__ = [
     "AttentionPlan",
     "Encoding",
     "FlashBias",
+    "Predictor",
     "RoPE",
     "TransformerOperator",
     "Window",
     "__version__",
     "explain_backend",
+    "load",
     "local_attention",
     "plan_attention",
     "propose_decay_lengths",

@@ -295,10 +295,133 @@ def train(
         raise typer.Exit(130) from None
 
 
+@app.command()
+def evaluate(
+    run: Path = typer.Argument(help="A run's folder."),
+    scales: str = typer.Option("1,2,3,7,10", help="Domain sizes, e.g. `1 2 3 7 10`: times the training domain."),
+    limit: int | None = typer.Option(None, help="Pairs of states per scale, drawn at random once; all by default."),
+    rollouts: int | None = typer.Option(None, help="Simulations per scale to roll out; all by default, 0 for none."),
+    data: Path | None = typer.Option(None, help="Dataset folder, if not the one the run was trained on."),
+    device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
+) -> None:
+    """Measure a run's errors on domains of rising size, over one step and over rollouts: RUN/evaluation.csv.
+
+    Example: `farfield evaluate runs/swe-quick-laape-seed0 --scales 1 2 3 7 10`
+
+    Run it again to continue: a scale that is done is not done again.
+    """
+    from farfield.evaluation.domain_extension import Amount, evaluate
+
+    _at_least(0, limit=limit, rollouts=rollouts)
+    evaluate(
+        run, _listed(scales), amount=Amount(limit, rollouts), data=data, device=device, console=Console(stderr=True)
+    )
+    print(f"{run / 'evaluation.csv'}: make tables and figures of it with `farfield report {run}`")
+
+
+@app.command()
+def report(
+    runs: list[Path] = typer.Argument(help="Folders of evaluated runs, of one or several cases, encodings and seeds."),
+    out: Path = typer.Option(Path("report"), help="Folder for the page, tables and figures."),
+) -> None:
+    """Make tables, figures and one HTML page of evaluated runs, from their saved rows only.
+
+    Example: `farfield report runs/swe-quick-*-seed0 --out report`
+    """
+    from farfield.report.page import write_report
+
+    print(f"{write_report(runs, out)}: open it in a browser; tables and figures are beside it")
+
+
+@app.command()
+def reproduce(
+    case: str = typer.Argument(help="swe or gray-scott."),
+    preset: str = typer.Option("quick", help="quick: minutes, cpu: the best for two cores, paper: as published."),
+    encodings: str = typer.Option("rope,laspe,laape", help="Encodings to compare, e.g. `rope laape`."),
+    seeds: str = typer.Option("0", help="Training runs per encoding, e.g. `0 1 2`: the tables show mean and spread."),
+    out: Path | None = typer.Option(None, help="Folder of runs and report.  [default: runs/CASE-PRESET]"),
+    data: Path | None = typer.Option(None, help="Dataset folder.  [default: data/CASE-PRESET]"),
+    settings: list[str] = typer.Option([], "--set", help="A setting of the runs, e.g. training.steps=400; repeatable."),
+    accelerator: str = typer.Option("auto", help="auto, cpu or cuda."),
+) -> None:
+    """Repeat the paper's experiment: generate data, train, evaluate on larger domains, report.
+
+    Example: `farfield reproduce swe --preset quick`
+
+    Run it again to continue: what is done is not done again.
+    """
+    from farfield.recipes import experiment
+    from farfield.reproduce import reproduce
+    from farfield.training.config import parse_settings
+    from farfield.training.loop import Interrupted
+
+    out = out or Path("runs") / f"{case}-{preset}"
+    try:
+        numbers = [int(seed) for seed in _listed(seeds)]
+    except ValueError:
+        raise ValueError(f"--seeds expects whole numbers, e.g. 0 1 2, got {seeds!r}") from None
+    plan = experiment(case, preset, data or Path("data") / f"{case}-{preset}", parse_settings(settings))
+    try:
+        page = reproduce(plan, _listed(encodings), numbers, out, accelerator=accelerator, console=console)
+    except Interrupted as stopped:
+        console.print(f"{stopped}, or run the same command again", markup=False)
+        raise typer.Exit(130) from None
+    console.print(f"[bold]{page}[/]: open it in a browser; tables and figures are beside it")
+
+
+@app.command()
+def predict(
+    model: str = typer.Option(help="A shipped model's name, or a run's folder."),
+    input: Path = typer.Option(help="States to start from: .npz, or .hdf5 in The Well's layout."),
+    out: Path = typer.Option(help="File of the predicted states, in the input's format."),
+    steps: int = typer.Option(1, help="Saved steps to predict."),
+    start: int = typer.Option(0, help="HDF5: which of the file's states to start from; -1 for the last."),
+    device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
+) -> None:
+    """Predict the next states of a file, in physical units, on a domain of any size.
+
+    A NumPy file holds one array (N,) or (B, N) per field and `positions` (N,) or (N, P); the output holds the states
+    (steps + 1, ...), the given one first.
+
+    Example: `farfield predict --model swe-laape --input state.npz --out next.npz --steps 10`
+    """
+    from farfield.evaluation.prediction import predict_file
+    from farfield.models import load
+
+    _at_least(1, steps=steps)
+    predict_file(load(model, device=device), input, out, steps, start)
+    print(f"{out}: {steps} {'step' if steps == 1 else 'steps'} predicted")
+
+
+def _listed(text: str) -> list[str]:
+    return [part for part in text.replace(",", " ").split() if part]
+
+
+def _at_least(lowest: int, **options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < lowest:
+            raise ValueError(f"--{name} must be at least {lowest}, got {value}")
+
+
+def _joined(arguments: list[str]) -> list[str]:
+    """``--scales 1 2 3`` as ``--scales 1,2,3``: what follows a list option, up to the next option, belongs to it."""
+    out: list[str] = []
+    into_list = False
+    for argument in arguments:
+        if argument.startswith("-"):
+            into_list = argument in ("--scales", "--encodings", "--seeds")
+            out.append(argument)
+        elif into_list and not out[-1].startswith("-"):
+            out[-1] += "," + argument
+        else:
+            out.append(argument)
+    return out
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line, not a traceback (unless FARFIELD_DEBUG is set)."""
     try:
-        app()
+        app(_joined(sys.argv[1:]))
     except (ValueError, OSError, RuntimeError) as error:
         if os.environ.get("FARFIELD_DEBUG"):
             raise

@@ -6,9 +6,13 @@ shows the effect in two minutes a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, cast, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
 
+from farfield.datasets.generation import DatasetConfig, configure
+from farfield.evaluation.domain_extension import Amount
 from farfield.training.config import EncodingConfig, EncodingName, ModelConfig, RunConfig, TrainingConfig
 
 Case = Literal["swe", "gray-scott"]
@@ -112,3 +116,65 @@ def training_run(case: str, preset: str, encoding: str, dataset: str, seed: int 
     if encoding not in get_args(EncodingName):
         raise ValueError(f"unknown encoding {encoding!r}: expected one of {', '.join(get_args(EncodingName))}")
     return PRESETS[case, preset](cast(Case, case), cast(EncodingName, encoding), dataset, seed)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The paper's academic experiment on one case: which data, which runs, evaluated how far."""
+
+    case: str
+    preset: str
+    data: Path
+    dataset: DatasetConfig
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to the preset's runs."""
+    scales: tuple[str, ...] = ("1", "2", "3", "7", "10")
+    amounts: Mapping[str, Amount] = field(default_factory=dict)
+    """How much is evaluated, by scale; everything where not given."""
+    dense_amounts: Mapping[str, Amount] = field(default_factory=dict)
+    """The same for RoPE, whose cost grows with the square of the points; no pairs for a scale that is left out."""
+    minutes: float = 0.0
+    """Roughly, for training and evaluating one run on two cores."""
+
+    def run(self, encoding: str, seed: int) -> RunConfig:
+        """The configuration of one of its runs."""
+        run = training_run(self.case, self.preset, encoding, str(self.data), seed)
+        return run.changed(self.settings)
+
+    def amount(self, encoding: str, scale: str) -> Amount:
+        """How much of a scale is evaluated with an encoding."""
+        amount = self.amounts.get(scale, Amount())
+        return self.dense_amounts.get(scale, amount) if encoding == "rope" else amount
+
+
+def experiment(case: str, preset: str, data: Path, settings: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment of a preset, from names as a user types them."""
+    training_run(case, preset, "laape", str(data))  # refuses unknown names
+    some: dict[str, Any] = {"minutes": 24 * 60}
+    scales = Experiment.scales
+    if (case, preset) == ("swe", "quick"):
+        some = {"minutes": 2.5, "amounts": dict.fromkeys(scales, Amount(pairs=200, rollouts=4))}
+    elif (case, preset) == ("swe", "cpu"):
+        some = {"minutes": 30, "scales": (*scales, "100"), "amounts": {"100": Amount(pairs=100, rollouts=2)}}
+    elif (case, preset) == ("gray-scott", "quick"):
+        some = {
+            "minutes": 10,
+            "amounts": {"7": Amount(pairs=4, rollouts=1), "10": Amount(pairs=2, rollouts=0)},
+            "dense_amounts": {
+                "2": Amount(pairs=8, rollouts=1),
+                "3": Amount(pairs=3, rollouts=1),
+                **dict.fromkeys(("7", "10"), Amount(pairs=0, rollouts=0)),
+            },
+        }
+    elif (case, preset) == ("gray-scott", "cpu"):
+        some = {
+            "minutes": 90,
+            "amounts": {"7": Amount(pairs=20, rollouts=2), "10": Amount(pairs=10, rollouts=1)},
+            "dense_amounts": {
+                "2": Amount(pairs=20, rollouts=2),
+                "3": Amount(pairs=10, rollouts=1),
+                **dict.fromkeys(("7", "10"), Amount(pairs=0, rollouts=0)),
+            },
+        }
+    dataset = configure(case, preset, 0, ",".join(s for s in some.get("scales", scales) if s != "1"))
+    return Experiment(case, preset, Path(data), dataset, settings or {}, **some)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, model_validator
 
-NORMALISED_WIDTH = 1000.0  # of the training domain, along every axis
+from farfield.geometry.domain import NORMALISED_WIDTH
 
 
 class SampleSpec(BaseModel):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+NORMALISED_WIDTH = 1000.0  # of the training domain, along every axis: the unit of a model's positions
+
 
 @dataclass(frozen=True)
 class Domain:

@@ -70,14 +70,7 @@ def step_pair_task(config: RunConfig) -> Task:
 
 def build_model(config: RunConfig, spec: SampleSpec) -> TransformerOperator:
     """The network of a run, with fresh weights."""
-    model = config.model
-    return TransformerOperator(
-        spec.in_features,
-        spec.out_features,
-        spec.space_dim,
-        encoding=config.encoding.build(model.heads, model.width // model.heads),
-        **model.model_dump(),
-    )
+    return config.model.build(config.encoding, spec.in_features, spec.out_features, spec.space_dim)
 
 
 def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse") -> Tensor:
@@ -89,8 +82,8 @@ def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse") -> Tensor
     weights = batch.weights[..., None]
     if kind == "mse":
         return (error.square() * weights).sum() / (weights.sum() * error.shape[-1])
-    size = (batch.targets.abs() * weights).sum(1)
-    return ((error.abs() * weights).sum(1) / size.clamp(min=SMALLEST_CHANGE * weights.sum(1))).mean()
+    size = (batch.targets.square() * weights).sum(1)
+    return ((error.square() * weights).sum(1) / size.clamp(min=1e-4 * weights.sum(1))).mean()
 
 
 def _description(training_data: StepPairs, validation_data: StepPairs) -> dict[str, Any]:

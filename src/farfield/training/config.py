@@ -12,126 +12,17 @@ Unknown keys are refused with the nearest valid name; a configuration goes to YA
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from farfield.attention import LAAPE, LASPE, ALiBi, Encoding, FlashBias, RoPE, Window
 from farfield.files import atomic_write_text
+from farfield.models.config import EncodingConfig, EncodingName, ModelConfig, Strict
 
-Lengths = float | list[float] | list[list[float]]
-EncodingName = Literal["rope", "laspe", "laape", "flashbias", "alibi", "window"]
-
-
-class Strict(BaseModel):
-    """A documented, immutable group of settings that refuses keys it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            for key in values:
-                if key not in cls.model_fields:
-                    near = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
-                    hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(cls.model_fields)}"
-                    raise ValueError(f"unknown key {key!r}: {hint}")
-        return values
-
-
-class RotaryConfig(Strict):
-    """The rotary embedding's wavelengths, in units of position (the training domain is 1000 wide)."""
-
-    max_wavelength: float = Field(10_000.0, gt=1)
-    """The paper's base: frequencies are max_wavelength^(-2 j P / D). With min_wavelength, the longest wavelength."""
-    min_wavelength: float | None = Field(None, gt=0)
-    """None for the paper's frequencies, else wavelengths from here (twice the point spacing, say) to max_wavelength."""
-
-
-class EncodingConfig(Strict):
-    """How positions act on attention: a rotation of queries and keys, and a distance bias."""
-
-    name: EncodingName = "laape"
-    """rope (no bias), laspe, laape, flashbias (all decompose into channels), alibi or window (for comparison)."""
-    decay_length: Lengths | None = None
-    """One number, one per axis, or one list per head; 250 unless given. ALiBi: 1 / slope. Window: half the radius."""
-    decay_length_plus: Lengths | None = None
-    """LAAPE only, with decay_length_minus and instead of decay_length: the reach where the query lies upstream."""
-    decay_length_minus: Lengths | None = None
-    """LAAPE only: the reach where the query lies downstream of the key."""
-    learned: bool = False
-    """Learn the decay lengths (LASPE and LAAPE), below max_decay_length."""
-    max_decay_length: Lengths | None = None
-    """The bound that keeps learned decay lengths local."""
-    rotary: RotaryConfig | None = RotaryConfig()
-    """The rotary embedding; null for none."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        lengths = {n: getattr(self, n) for n in ("decay_length", "decay_length_plus", "decay_length_minus")}
-        given = [name for name, value in lengths.items() if value is not None]
-        if self.name == "rope" and (given or self.learned):
-            raise ValueError(f"rope has no decay length, got {', '.join(given) or 'learned'}")
-        if self.name == "rope" and self.rotary is None:
-            raise ValueError("rope needs the rotary settings, got null")
-        if self.name != "laape" and len(set(given) - {"decay_length"}) > 0:
-            raise ValueError(f"{self.name} is symmetric: give decay_length, got {', '.join(given)}")
-        if self.learned and self.name not in ("laspe", "laape"):
-            raise ValueError(f"only laspe and laape learn their decay lengths, got learned with {self.name}")
-        if self.name in ("flashbias", "alibi", "window") and isinstance(self.decay_length, list):
-            raise ValueError(f"{self.name} takes one number as decay_length, got {self.decay_length}")
-        return self
-
-    def build(self, heads: int, head_dim: int) -> Encoding:
-        """The encoding itself."""
-        rotary = None if self.rotary is None else RoPE(self.rotary.max_wavelength, self.rotary.min_wavelength)
-        length = 250.0 if self.decay_length is None else self.decay_length
-        limits: dict[str, Any] = {"learned": self.learned, "max_decay_length": self.max_decay_length}
-        if self.name == "rope":
-            assert rotary is not None
-            return rotary
-        if self.name == "laspe":
-            return LASPE(length, rotary=rotary, **limits)
-        if self.name == "laape":
-            if self.decay_length_plus is None and self.decay_length_minus is None:
-                return LAAPE(length, rotary=rotary, **limits)
-            return LAAPE(
-                self.decay_length,
-                decay_length_plus=self.decay_length_plus,
-                decay_length_minus=self.decay_length_minus,
-                rotary=rotary,
-                **limits,
-            )
-        assert not isinstance(length, list)
-        if self.name == "flashbias":
-            return FlashBias(length, heads, head_dim, rotary=rotary)
-        if self.name == "alibi":
-            return ALiBi(1 / length, rotary=rotary)
-        return Window(2 * length, rotary=rotary)
-
-
-class ModelConfig(Strict):
-    """The size of the network and how its attention is computed."""
-
-    width: int = Field(192, ge=1)
-    """Channels per point."""
-    depth: int = Field(6, ge=1)
-    """Transformer blocks."""
-    heads: int = Field(3, ge=1)
-    """Attention heads; width must be a multiple of it."""
-    expansion: int = Field(4, ge=1)
-    """Inner width of the point-wise networks over width."""
-    checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, a third more time."""
-    backend: str = "auto"
-    """Attention backend, as in farfield.local_attention."""
-    tolerance: float = Field(1e-4, gt=0, lt=1)
-    """Relative error that a sparse backend may make."""
+__all__ = ["EncodingConfig", "EncodingName", "ModelConfig", "RunConfig", "SamplingConfig", "TrainingConfig"]
 
 
 class SamplingConfig(Strict):

@@ -29,11 +29,13 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from farfield.files import atomic_path, atomic_write_text
+from farfield.models.weights import fill, load_weights
 from farfield.training.config import RunConfig
+
+__all__ = ["Run", "Table", "fill", "load_state", "load_weights", "save_state", "save_weights"]
 
 LOSS_COLUMNS = ("step", "epoch", "loss", "learning_rate", "points_per_second", "seconds")
 VALIDATION_COLUMNS = ("step", "epoch", "loss", "seconds")
@@ -116,31 +118,6 @@ def save_weights(path: Path, model: nn.Module) -> None:
     _write(path, safetensors.torch.save(weights))
 
 
-def load_weights(path: str | Path, model: nn.Module) -> None:
-    """Read weights into a model of the same shape."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no weights at {path}: has the run reached its first validation?")
-    try:
-        weights = safetensors.torch.load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is truncated or damaged ({error})") from None
-    fill(model, weights, path)
-
-
-def fill(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> None:
-    """``load_state_dict`` that says what differs: expected against received."""
-    expected = model.state_dict()
-    wrong = [
-        f"{name} should be {_shape(expected.get(name))}, is {_shape(weights.get(name))}"
-        for name in [*expected, *(name for name in weights if name not in expected)]
-        if _shape(expected.get(name)) != _shape(weights.get(name))
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ValueError(f"{path} holds the weights of another model: {'; '.join(wrong[:3])}{more}")
-    model.load_state_dict(dict(weights))
-
-
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write what continues a run."""
     buffer = io.BytesIO()
@@ -168,10 +145,6 @@ def _write(path: Path, content: bytes) -> None:
             error.errno,
             f"could not write {path} ({error.strerror}); the checkpoint before it is whole: make room and --resume",
         ) from None
-
-
-def _shape(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else str(tuple(tensor.shape))
 
 
 class Table:

@@ -1,0 +1,101 @@
+"""The report: one self-contained HTML page, and beside it the same tables and figures as files."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+from farfield.files import atomic_path, atomic_write_text
+from farfield.report.figures import case_figures
+from farfield.report.saved import NAMES, Results, read_runs
+from farfield.report.tables import case_tables, growth, numbers_csv, percent
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; background: #fff; margin: 0 auto; max-width: 62rem;
+  padding: 1rem 1rem 4rem; overflow-wrap: break-word; }
+h1 { font-size: 1.6rem; line-height: 1.2; } h2 { margin-top: 2.5rem; border-bottom: 2px solid #dde3ec; }
+figure { margin: 1.5rem 0; } img { max-width: 100%; height: auto; display: block; }
+figcaption, caption { color: #505a6b; font-size: .9rem; text-align: left; padding: .3rem 0; }
+.scroll { overflow-x: auto; margin: 1.5rem 0; } caption { caption-side: top; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e6eaf1; }
+th { background: #f3f6fa; } td:first-child, th:first-child { text-align: left; }
+code { background: #f3f6fa; padding: .1rem .3rem; border-radius: .2rem; overflow-wrap: anywhere; }
+"""
+
+
+def write_report(runs: Iterable[str | Path], out: str | Path) -> Path:
+    """Write ``index.html``, ``tables/`` (Markdown, HTML, CSV) and ``figures/`` (PNG); returns the page's path.
+
+    The result depends on the runs' saved files alone, byte for byte.
+    """
+    saved = read_runs(runs)
+    out = Path(out)
+    if not saved:
+        raise ValueError("give at least one evaluated run")
+    body = []
+    for case in dict.fromkeys(run.key[0] for run in saved):
+        results = Results(case, saved)
+        tables = case_tables(results)
+        for table in tables:
+            atomic_write_text(out / "tables" / f"{table.name}.md", table.markdown())
+            atomic_write_text(out / "tables" / f"{table.name}.html", table.html())
+            atomic_write_text(out / "tables" / f"{table.name}.csv", table.csv())
+        atomic_write_text(out / "tables" / f"{case}-numbers.csv", numbers_csv(results))
+        figures = []
+        for name, caption, figure in case_figures(results):
+            picture = io.BytesIO()
+            figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
+            with atomic_path(out / "figures" / f"{name}.png") as partial:
+                partial.write_bytes(picture.getvalue())
+            data = base64.b64encode(picture.getvalue()).decode("ascii")
+            text = html.escape(caption, quote=True)
+            image = f'<img src="data:image/png;base64,{data}" alt="{text}">'
+            figures.append(f"<figure>{image}<figcaption>{text}</figcaption></figure>\n")
+        body += [
+            f"<h2>{html.escape(results.title)}</h2>\n",
+            *(f"<p>{html.escape(line)}</p>\n" for line in findings(results)),
+            tables[0].html(),
+            *figures,
+            *(table.html() for table in tables[1:]),
+            _commands(results),
+        ]
+    page = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<link rel="icon" href="data:,">\n'
+        f"<title>farfield: trained small, tested large</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        "<h1>Trained on a small domain, tested on larger ones</h1>\n"
+        "<p>Each model was trained on one domain size and then, without retraining, asked to predict on domains of up "
+        "to many times that size. RoPE lets every point see the whole domain; LASPE and LAAPE are local, so that what "
+        "a point sees does not depend on how large the domain is.</p>\n" + "".join(body) + "</body>\n</html>\n"
+    )
+    atomic_write_text(out / "index.html", page)
+    return out / "index.html"
+
+
+def findings(results: Results) -> list[str]:
+    """What the table says, one sentence per encoding."""
+    lines = []
+    for encoding in results.encodings:
+        ends = []
+        measured = [s for s in results.scales if results.summary(encoding, s, results.fields[0], "l1_step")]
+        for scale in dict.fromkeys((measured[0], measured[-1])):
+            found = [results.summary(encoding, scale, field, "l1_step") for field in results.fields]
+            errors = " / ".join(percent(number.mean) for number in found if number is not None)
+            ends.append(f"{errors} % at s = {scale}")
+        times = growth(results, encoding)
+        grown = f" ({times} times)" if times != "–" else ""
+        lines.append(f"{NAMES[encoding]}: L1 error of {' / '.join(results.fields)} {', '.join(ends)}{grown}.")
+    return lines
+
+
+def _commands(results: Results) -> str:
+    """How the runs were made."""
+    commands = dict.fromkeys(c for run in results.runs for c in run.provenance.get("commands", []))
+    items = "".join(f"<li><code>{html.escape(command)}</code></li>\n" for command in commands)
+    return f"<p>Commands that made these runs:</p>\n<ul>\n{items}</ul>\n" if items else ""

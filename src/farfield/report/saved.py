@@ -1,0 +1,159 @@
+"""What a report is made of: the files that runs have left behind, and the published numbers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from farfield.evaluation.rows import Row, read_rows, scale_order
+
+NAMES = {
+    "rope": "RoPE",
+    "laspe": "LASPE",
+    "laape": "LAAPE",
+    "flashbias": "FlashBias",
+    "alibi": "ALiBi",
+    "window": "Window",
+}
+COLOURS = dict(zip(NAMES, ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9"), strict=True))
+TITLES = {"swe": "Shallow water", "gray-scott": "Gray-Scott"}
+HORIZONS = {"swe": (10, 25, 49), "gray-scott": (3, 6, 9)}  # of rollouts, as in the paper
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """One run's saved files; only the rows must be there."""
+
+    rows: list[Row]
+    config: dict[str, Any]
+    dataset: dict[str, Any]
+    provenance: dict[str, Any]
+    losses: list[dict[str, float]]
+    validations: list[dict[str, float]]
+    pictures: dict[str, NDArray]
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        row = self.rows[0]
+        return row.case, row.encoding, row.seed
+
+    @property
+    def label(self) -> str:
+        return f"{NAMES[self.key[1]]}, seed {self.key[2]}"
+
+
+def read_runs(folders: Iterable[str | Path]) -> list[SavedRun]:
+    """Read evaluated runs, in the order of the encodings; two of the same case, encoding and seed are refused."""
+    found: dict[tuple[str, str, int], tuple[SavedRun, Path]] = {}
+    for folder in map(Path, folders):
+        path = folder / "evaluation.csv"
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} has not been evaluated: run `farfield evaluate {folder}` first")
+        rows = read_rows(path)
+        if len({(row.case, row.encoding, row.seed) for row in rows}) != 1 or rows[0].encoding not in NAMES:
+            raise ValueError(f"{path} does not hold the rows of one run of a known encoding")
+        run = SavedRun(
+            rows,
+            _mapping(folder / "config.yaml"),
+            _mapping(folder / "dataset.json"),
+            _mapping(folder / "provenance.json"),
+            _table(folder / "losses.csv"),
+            _table(folder / "validation.csv"),
+            _arrays(folder / "samples.npz"),
+        )
+        if run.key in found:
+            raise ValueError(
+                f"{folder} and {found[run.key][1]} are both {' '.join(map(str, run.key))}: give one of them"
+            )
+        found[run.key] = run, folder
+    order = list(NAMES)
+    return sorted((run for run, _ in found.values()), key=lambda run: (run.key[0], order.index(run.key[1]), run.key[2]))
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    text = path.read_text(encoding="utf-8")
+    return dict(json.loads(text) if path.suffix == ".json" else yaml.safe_load(text))
+
+
+def _table(path: Path) -> list[dict[str, float]]:
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def _arrays(path: Path) -> dict[str, NDArray]:
+    if not path.is_file():
+        return {}
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+class Summary(NamedTuple):
+    """A number over seeds."""
+
+    mean: float
+    spread: float
+    """Standard deviation over the seeds; 0 for one seed."""
+    seeds: int
+    samples: int
+
+
+class Results:
+    """The rows of one case, by what they are about."""
+
+    def __init__(self, case: str, runs: Sequence[SavedRun]):
+        self.case = case
+        self.runs = [run for run in runs if run.key[0] == case]
+        rows = [row for run in self.runs for row in run.rows]
+        self.encodings = list(dict.fromkeys(row.encoding for row in rows))
+        self.scales = sorted({row.scale for row in rows}, key=scale_order)
+        self.fields = list(dict.fromkeys(row.field for row in rows if row.field))
+        self._by_key: dict[tuple, list[Row]] = {}
+        for row in rows:
+            key = (row.encoding, row.scale, row.field, row.metric, row.horizon)
+            self._by_key.setdefault(key, []).append(row)
+
+    @property
+    def title(self) -> str:
+        return TITLES.get(self.case, self.case)
+
+    def horizons(self) -> list[int]:
+        """All horizons that rollouts were measured at."""
+        return sorted({key[4] for key in self._by_key if key[3] == "l1_rollout"})
+
+    def summary(self, encoding: str, scale: str, field: str, metric: str, horizon: int = 1) -> Summary | None:
+        """The mean and spread over seeds of a number, if it was measured."""
+        rows = self._by_key.get((encoding, scale, field, metric, horizon))
+        if not rows:
+            return None
+        values = [row.value for row in rows]
+        finite = all(np.isfinite(values))
+        spread = statistics.stdev(values) if finite and len(values) > 1 else 0.0
+        mean = statistics.fmean(values) if finite else float("inf")
+        return Summary(mean, spread, len(values), min(row.samples for row in rows))
+
+    def pictured(self) -> dict[str, SavedRun]:
+        """For each encoding the run of the lowest seed that has pictures."""
+        found: dict[str, SavedRun] = {}
+        for run in self.runs:
+            if run.pictures:
+                found.setdefault(run.key[1], run)
+        return found
+
+
+def published() -> dict[tuple[str, str, str, str], str]:
+    """The paper's table of academic results: (case, encoding, scale, field) -> L1 error in per cent, as printed."""
+    with (Path(__file__).parent / "published.csv").open(newline="", encoding="utf-8") as file:
+        return {(r["case"], r["encoding"], r["scale"], r["field"]): r["percent"] for r in csv.DictReader(file)}

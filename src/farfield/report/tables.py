@@ -1,0 +1,215 @@
+"""Tables, in Markdown, HTML and CSV, from rows alone."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+from dataclasses import dataclass
+
+from farfield.report.saved import HORIZONS, NAMES, Results, Summary, published
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns, under a caption."""
+
+    name: str
+    caption: str
+    header: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        lines = [self.caption, "", _line(self.header), _line(["---"] * len(self.header)), *map(_line, self.rows)]
+        return "\n".join(lines) + "\n"
+
+    def html(self) -> str:
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in self.rows
+        )
+        return (
+            f'<div class="scroll"><table>\n<caption>{html.escape(self.caption)}</caption>\n'
+            f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
+        )
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.header, *self.rows])
+        return text.getvalue()
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def percent(fraction: float) -> str:
+    """Two digits after the point below 10 %, none from 100 % on."""
+    if not math.isfinite(fraction):
+        return "diverges"
+    value = 100 * fraction
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f}" if value < 1e5 else f"{value:.1e}"
+
+
+def _cell(summary: Summary | None) -> str:
+    if summary is None:
+        return "–"
+    if summary.seeds == 1 or not math.isfinite(summary.mean):
+        return percent(summary.mean)
+    return f"{percent(summary.mean)} ± {percent(summary.spread)}"
+
+
+def _seeds(results: Results, encoding: str) -> str:
+    return str(sum(run.key[1] == encoding for run in results.runs))
+
+
+def academic_table(results: Results) -> Table:
+    """The paper's table, ours beside it."""
+    paper = published()
+    rows = []
+    for encoding in results.encodings:
+        cells = [
+            _cell(results.summary(encoding, scale, field, "l1_step"))
+            for scale in results.scales
+            for field in results.fields
+        ]
+        rows.append([NAMES[encoding], "here", _seeds(results, encoding), *cells, growth(results, encoding)])
+        theirs = [
+            paper.get((results.case, encoding, scale, field), "–")
+            for scale in results.scales
+            for field in results.fields
+        ]
+        if any(cell != "–" for cell in theirs):
+            rows.append([NAMES[encoding], "paper", "", *theirs, ""])
+    return Table(
+        f"{results.case}-l1",
+        f"{results.title}: L1 error [%] of the change over one step, on test domains of s times the training domain's "
+        "size along each axis. Mean ± standard deviation over seeds. Growth: the error at the largest s over that at "
+        "s = 1.",
+        ["encoding", "", "seeds", *_columns(results), "growth"],
+        rows,
+    )
+
+
+def growth(results: Results, encoding: str) -> str:
+    """How many times larger the error is on the largest domain, per field."""
+    ratios = []
+    for field in results.fields:
+        ends = [results.summary(encoding, scale, field, "l1_step") for scale in ("1", results.scales[-1])]
+        measured = [end.mean for end in ends if end is not None]
+        if len(measured) == 2 and measured[0] > 0 and math.isfinite(measured[1]):
+            ratios.append(f"{measured[1] / measured[0]:.3g}")
+    return " / ".join(ratios) or "–"
+
+
+def numbers_csv(results: Results) -> str:
+    """The numbers of the academic table, one per line."""
+    paper = published()
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["case", "encoding", "scale", "field", "percent", "spread", "seeds", "samples", "paper_percent"])
+    for encoding in results.encodings:
+        for scale in results.scales:
+            for field in results.fields:
+                found = results.summary(encoding, scale, field, "l1_step")
+                if found is not None:
+                    ours = [f"{100 * found.mean:.6g}", f"{100 * found.spread:.6g}", found.seeds, found.samples]
+                    theirs = paper.get((results.case, encoding, scale, field), "")
+                    writer.writerow([results.case, encoding, scale, field, *ours, theirs])
+    return text.getvalue()
+
+
+def l2_table(results: Results) -> Table:
+    """The same in the other norm."""
+    rows = [
+        [
+            NAMES[encoding],
+            _seeds(results, encoding),
+            *(
+                _cell(results.summary(encoding, scale, field, "l2_step"))
+                for scale in results.scales
+                for field in results.fields
+            ),
+        ]
+        for encoding in results.encodings
+    ]
+    caption = f"{results.title}: relative L2 error [%] of the change over one step."
+    return Table(f"{results.case}-l2", caption, ["encoding", "seeds", *_columns(results)], rows)
+
+
+def rollout_table(results: Results) -> Table:
+    """Rollouts at the paper's horizons."""
+    horizons = [h for h in HORIZONS.get(results.case, ()) if h in results.horizons()] or results.horizons()[-1:]
+    rows = []
+    for encoding in results.encodings:
+        for horizon in horizons:
+            cells = [
+                _cell(results.summary(encoding, scale, field, "l1_rollout", horizon))
+                for scale in results.scales
+                for field in results.fields
+            ]
+            if any(cell != "–" for cell in cells):
+                rows.append([NAMES[encoding], str(horizon), *cells])
+    return Table(
+        f"{results.case}-rollouts",
+        f"{results.title}: L1 error [%] of the change since the first state, after predictions were fed back for so "
+        "many steps: sum |predicted - true state| / sum |true - first state|.",
+        ["encoding", "steps", *_columns(results)],
+        rows,
+    )
+
+
+def samples_table(results: Results) -> Table:
+    """What the means were taken over."""
+    rows = []
+    for encoding in results.encodings:
+        for metric, what in (("l1_step", "pairs of states"), ("l1_rollout", "simulations rolled out")):
+            counts = [results.summary(encoding, scale, results.fields[0], metric) for scale in results.scales]
+            rows.append([NAMES[encoding], what, *("0" if count is None else str(count.samples) for count in counts)])
+    header = ["encoding", "", *(f"s = {scale}" for scale in results.scales)]
+    return Table(f"{results.case}-samples", f"{results.title}: samples per seed.", header, rows)
+
+
+def runs_table(results: Results) -> Table:
+    """What was trained, and how long it took."""
+    rows = []
+    for run in results.runs:
+        model, training = run.config.get("model", {}), run.config.get("training", {})
+        time = f"{run.losses[-1]['seconds'] / 60:.1f}" if run.losses else "–"
+        steps = f"{run.losses[-1]['step']:.0f}" if run.losses else "–"
+        rows.append(
+            [
+                run.label,
+                f"{model.get('width', '–')} x {model.get('depth', '–')}, {model.get('heads', '–')} heads",
+                f"{training.get('optimiser', '–')}, {training.get('learning_rate', '–')}",
+                f"{steps} of {training.get('batch_size', '–')}",
+                time,
+                " ".join(cell for cell in (str(run.provenance.get("cores", "–")), "cores")),
+                ", ".join(f"{name} {version}" for name, version in run.provenance.get("versions", {}).items()),
+            ]
+        )
+    header = ["run", "width x depth", "optimiser, rate", "steps of batch", "training [min]", "machine", "versions"]
+    return Table(f"{results.case}-runs", f"{results.title}: the runs.", header, rows)
+
+
+def times_table(results: Results) -> Table:
+    """Wall time of a prediction."""
+    rows = []
+    for encoding in results.encodings:
+        times = [results.summary(encoding, scale, "", "seconds") for scale in results.scales]
+        rows.append([NAMES[encoding], *("–" if time is None else f"{1000 * time.mean:.3g}" for time in times)])
+    header = ["encoding", *(f"s = {scale}" for scale in results.scales)]
+    caption = f"{results.title}: wall time per predicted state [ms], reading and scoring included."
+    return Table(f"{results.case}-times", caption, header, rows)
+
+
+def _columns(results: Results) -> list[str]:
+    return [f"s = {scale}, Δ{field}" for scale in results.scales for field in results.fields]
+
+
+def case_tables(results: Results) -> list[Table]:
+    """All tables of a case, the paper's first."""
+    tables = [academic_table(results), rollout_table(results), l2_table(results)]
+    return [*tables, times_table(results), samples_table(results), runs_table(results)]

@@ -1,0 +1,94 @@
+"""The paper's academic experiment from one command: generate, train, evaluate, report."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from farfield.datasets import generation
+from farfield.evaluation.domain_extension import evaluate
+from farfield.recipes import Experiment
+from farfield.report.page import write_report
+from farfield.training.academic import fit
+from farfield.training.config import RunConfig
+from farfield.training.runs import Run
+
+
+def reproduce(
+    experiment: Experiment,
+    encodings: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    accelerator: str = "auto",
+    console: Console | None = None,
+) -> Path:
+    """Run an experiment into ``out`` (one folder per run, and ``report/``); returns the report's page."""
+    console = console or Console()
+    configs = {f"{name}-seed{seed}": experiment.run(name, seed) for seed in seeds for name in encodings}
+    if not configs:
+        raise ValueError("give at least one encoding and one seed")
+    runs = {name: Run(out / name) for name in configs}
+    for name, config in configs.items():
+        _check_same(runs[name], config)
+    todo = [name for name in configs if not is_trained(runs[name])]
+    console.print(
+        f"[bold]{experiment.case}, preset {experiment.preset}[/]: train {', '.join(encodings)} "
+        f"({len(configs)} runs, {len(configs) - len(todo)} already trained) on one domain size, then test them on "
+        f"domains of {', '.join(experiment.scales)} times that size.\n"
+        f"Data in {experiment.data}, runs and report in {out}. "
+        f"This takes about {_duration(experiment.minutes * len(todo))} on two cores; Ctrl-C stops, and the same "
+        "command continues.",
+        highlight=False,
+    )
+    _say(console, 1, f"data in {experiment.data}")
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("generating", total=sum(map(experiment.dataset.work, experiment.dataset.splits.values())))
+        generation.generate(experiment.dataset, experiment.data, report=lambda _, work: bars.advance(task, work))
+    for number, name in enumerate(todo, 1):
+        _say(console, 2, f"training {name} ({number} of {len(todo)})")
+        begun = runs[name].state_path.exists()
+        fit(configs[name], runs[name], resume=begun, accelerator=accelerator, console=console)
+    for name, config in configs.items():
+        _say(console, 3, f"evaluating {name}")
+        for scale in experiment.scales:
+            amount = experiment.amount(config.encoding.name, scale)
+            if amount.pairs == 0:
+                console.print(f"{name}, s = {scale}: left out, it would take hours here", highlight=False)
+                continue
+            evaluate(runs[name].folder, [scale], amount=amount, data=experiment.data, console=console)
+    _say(console, 4, "report")
+    return write_report([run.folder for run in runs.values()], out / "report")
+
+
+def is_trained(run: Run) -> bool:
+    """Whether a run has reached its last step, which is always validated."""
+    if not run.validation_path.exists() or not run.state_path.exists():
+        return False
+    training, items = run.config().training, run.dataset()["items"]["train"]
+    steps = training.steps or (training.epochs or 0) * (items // training.batch_size)
+    with run.validation_path.open(newline="", encoding="utf-8") as file:
+        return any(row["step"] == str(steps) for row in csv.DictReader(file))
+
+
+def _check_same(run: Run, config: RunConfig) -> None:
+    """A folder of the same name with other settings is not this experiment."""
+    if run.config_path.exists() and run.config() != config:
+        raise ValueError(
+            f"{run} holds a run with other settings than asked for now (see {run.config_path}): choose another --out, "
+            "or delete it"
+        )
+
+
+def _say(console: Console, number: int, text: str) -> None:
+    console.print(f"[bold]{number}/4[/] {text}", highlight=False)
+
+
+def _duration(minutes: float) -> str:
+    if minutes < 1:
+        return "a minute"
+    return f"{minutes:.0f} minutes" if minutes < 90 else f"{minutes / 60:.0f} hours"
