@@ -234,9 +234,9 @@ class _TiledAttention(torch.autograd.Function):
                 leaves = [t.detach().requires_grad_() for t in near]
                 bias = tiles.bias(tile, rows, slots, q.dtype)
                 y = tiles.attend(*leaves, bias)
-            learned = parameters if bias is not None and bias.requires_grad else []
+            reached = parameters if bias is not None and bias.requires_grad else []
             grad_q[rows], some_k, some_v, *to_parameters = torch.autograd.grad(
-                y, [*leaves, *learned], grad[rows], allow_unused=True
+                y, [*leaves, *reached], grad[rows], allow_unused=True
             )
             if parameters and extra is not None and extra.requires_grad:
                 to_extra = some_k[..., tiles.head_dim : tiles.head_dim + extra.shape[-1]].sum_to_size(extra.shape)
