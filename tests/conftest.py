@@ -1,4 +1,8 @@
+from dataclasses import replace
+from pathlib import Path
+
 import matplotlib
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -10,3 +14,54 @@ settings.register_profile(
     "farfield", max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("farfield")
+
+TINY_MODEL = {
+    "model.width": 24,
+    "model.depth": 1,
+    "model.heads": 3,
+    "training.optimiser": "adamw",
+    "training.learning_rate": 3e-3,
+    "training.batch_size": 4,
+    "training.steps": 20,
+    "training.validate_every": 10,
+}
+
+
+def tiny_experiment(case: str, folder: Path):
+    """A preset's experiment in a second: few cells, few states, a tiny network."""
+    from farfield.recipes import experiment
+
+    whole = experiment(case, "quick", folder / "data", TINY_MODEL)
+    small = {"cells": (40,), "extent": (50.0,), "states": 6}
+    if case == "gray-scott":
+        small = {"cells": (32, 24), "extent": (32.0, 24.0), "save_every": 40, "states": 4}
+        whole = replace(whole, settings={**TINY_MODEL, "sampling.crop": None, "sampling.rim": 0})
+    splits = {
+        name: {"simulations": 2 + 2 * (name == "train"), "scale": whole.dataset.splits[name].scale}
+        for name in ("train", "validation", "test", "s2", "s3")
+    }
+    dataset = whole.dataset.replace(splits=splits, **small)
+    return replace(whole, dataset=dataset, scales=("1", "2", "3"), amounts={}, dense_amounts={}, minutes=0.1)
+
+
+@pytest.fixture(scope="session", params=["swe", "gray-scott"])
+def reproduced(request, tmp_path_factory):
+    """A tiny experiment from end to end: its description, its folder and what was said (tests must not change it)."""
+    import io
+
+    from rich.console import Console
+
+    from farfield.reproduce import reproduce
+
+    folder = tmp_path_factory.mktemp(request.param)
+    plan, said = tiny_experiment(request.param, folder), io.StringIO()
+    reproduce(plan, ["rope", "laape"], [0], folder / "out", console=Console(file=said, width=200))
+    return plan, folder / "out", said.getvalue()
+
+
+@pytest.fixture
+def run_copy(reproduced, tmp_path):
+    """A run of the tiny experiment that a test may spoil."""
+    import shutil
+
+    return Path(shutil.copytree(reproduced[1] / "laape-seed0", tmp_path / "run"))

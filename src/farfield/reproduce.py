@@ -108,4 +108,7 @@ def _say(console: Console, number: int, text: str) -> None:
 def _duration(minutes: float) -> str:
     if minutes < 1:
         return "a minute"
-    return f"{minutes:.0f} minutes" if minutes < 90 else f"{minutes / 60:.0f} hours"
+    for unit, size in (("days", 24 * 60), ("hours", 60)):
+        if minutes >= 2 * size:
+            return f"{minutes / size:.0f} {unit}"
+    return f"{minutes:.0f} minutes"

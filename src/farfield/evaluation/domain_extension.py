@@ -94,15 +94,16 @@ def evaluate(
                 bars.advance(task, states)
 
             step = predictor.on(split.domain.points())
+            first: list[Tensor] = []  # the first simulation's rollout
             found = [
                 *_one_step(step, split, wanted[scale]["pairs"], advance),
-                *_rollouts(step, split, wanted[scale]["rollouts"], advance),
+                *_rollouts(step, split, wanted[scale]["rollouts"], advance, first),
             ]
             seconds = (time.perf_counter() - began) / predicted
-            found.append(("", "seconds", 1, seconds, predicted))
-            about = (config.case, config.encoding.name, config.seed, scale)
-            pictures = _pictures(step, split) if scale in PICTURED_SCALES else {}
-            record.add(scale, wanted[scale], [Row(*about, *numbers) for numbers in found], pictures)
+            found.append(("", "seconds", 1, float(f"{seconds:.3g}"), predicted))
+            pictures = _pictures(step, split, first) if scale in PICTURED_SCALES else {}
+            rows = [Row(config.case, config.encoding.name, config.seed, scale, *numbers) for numbers in found]
+            record.add(scale, wanted[scale], rows, pictures)
             errors = ", ".join(f"{name} {100 * v:.2f} %" for name, metric, _, v, _ in found if metric == "l1_step")
             console.print(f"{config.encoding.name}, s = {scale}: {errors}", highlight=False)
     return record.rows
@@ -130,13 +131,17 @@ def _one_step(step: Step, split: Split, pairs: int, advance: Callable[[int], Non
         yield from _means(f"{name}_step", 1, torch.cat(parts), split)
 
 
-def _rollouts(step: Step, split: Split, simulations: int, advance: Callable[[int], None]) -> Iterator[Numbers]:
-    """The errors of predictions fed back, at every horizon."""
+def _rollouts(
+    step: Step, split: Split, simulations: int, advance: Callable[[int], None], kept: list[Tensor]
+) -> Iterator[Numbers]:
+    """The errors of predictions fed back, at every horizon; what pictures need of them goes into ``kept``."""
     errors: dict[tuple[str, int], list[Tensor]] = {}
     for group in _groups(np.arange(simulations), split):
         several = slice(int(group[0]), int(group[-1]) + 1)
         first = _points(split.read(several, 0))
         for horizon, state in enumerate(rollout(step, first, split.states - 1)):
+            if group[0] == 0 and horizon <= _pictured_steps(split):
+                kept.append(state[:1].cpu())
             if horizon == 0:
                 continue
             truth = _points(split.read(several, horizon))
@@ -149,31 +154,39 @@ def _rollouts(step: Step, split: Split, simulations: int, advance: Callable[[int
 
 def _means(metric: str, horizon: int, errors: Tensor, split: Split) -> Iterator[Numbers]:
     for index, name in enumerate(split.spec.fields):
-        yield (name, metric, horizon, *mean_error(errors[:, index]))
+        value, samples = mean_error(errors[:, index])
+        yield name, metric, horizon, float(f"{value:.6g}"), samples
 
 
-def _pictures(step: Step, split: Split) -> dict[str, NDArray]:
-    """Of the first simulation: the change from its middle state, and a rollout; truth and prediction."""
+def _pictured_steps(split: Split) -> int:
+    return split.states - 1 if split.domain.space_dim == 1 else min(PICTURED_STEPS, split.states - 1)
+
+
+def _pictures(step: Step, split: Split, predicted: list[Tensor]) -> dict[str, NDArray]:
+    """Of the first simulation: the change from its middle state, and its rollout; truth and prediction."""
     cells, space_dim = split.domain.cells, split.domain.space_dim
-    middle = split.states // 2
-    now, later = (_points(split.read(slice(0, 1), middle + k)) for k in (0, 1))
-    count = split.states - 1 if space_dim == 1 else min(PICTURED_STEPS, split.states - 1)
-    first = _points(split.read(slice(0, 1), 0))
     thinned = tuple(slice(None, None, -(-n // PICTURED_CELLS)) if space_dim > 1 else slice(None) for n in cells)
 
     def grid(state: Tensor) -> NDArray[np.float32]:
         """(1, N, F) -> (F, cells...)"""
-        fields = state.cpu()[0].T.reshape(-1, *cells).numpy().astype(np.float32)
+        fields = state[0].T.reshape(-1, *cells).numpy().astype(np.float32)
         return fields[:, *thinned]
 
-    return {
-        "change_truth": grid(later - now),
-        "change_prediction": grid(step(now).cpu() - now),
-        "change_from": np.array(middle),
-        "rollout_truth": np.stack([grid(_points(split.read(slice(0, 1), k))) for k in range(count + 1)]),
-        "rollout_prediction": np.stack([grid(state) for state in rollout(step, first, count)]),
+    def truth(time: int) -> Tensor:
+        return _points(split.read(slice(0, 1), time))
+
+    middle = split.states // 2
+    now = truth(middle)
+    pictures = {
         "extent": np.array(split.domain.extent),
+        "change_from": np.array(middle),
+        "change_truth": grid(truth(middle + 1) - now),
+        "change_prediction": grid(step(now).cpu() - now),
     }
+    if predicted:
+        pictures["rollout_truth"] = np.stack([grid(truth(time)) for time in range(len(predicted))])
+        pictures["rollout_prediction"] = np.stack([grid(state) for state in predicted])
+    return pictures
 
 
 def _groups(chosen: NDArray, split: Split) -> list[NDArray]:

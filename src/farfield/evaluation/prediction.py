@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -44,10 +45,11 @@ def _predict_npz(predictor: Predictor, source: Path, out: Path, steps: int) -> N
         raise ValueError(f"{source} has no array 'positions', only {', '.join(arrays) or 'none'}")
     arrays.pop("time", None)  # as in the files written here
     predicted = predictor.rollout(arrays, positions, steps, boundary=boundary)
-    extra = {} if boundary is None else {"boundary": boundary}
-    time = np.arange(steps + 1) * predictor.time_step
-    with atomic_path(out) as partial, partial.open("wb") as file:
-        np.savez(file, positions=positions, time=time, **predicted, **extra)
+    written: dict[str, Any] = {"positions": positions, "time": np.arange(steps + 1) * predictor.time_step, **predicted}
+    if boundary is not None:
+        written["boundary"] = boundary
+    with atomic_path(out) as partial, partial.open("wb") as opened:
+        np.savez(opened, **written)
 
 
 def _predict_hdf5(predictor: Predictor, source: Path, out: Path, steps: int, start: int) -> None:

@@ -65,7 +65,7 @@ def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Row._fields)
-    writer.writerows(row._replace(value=float(f"{row.value:.6g}")) for row in rows)
+    writer.writerows(rows)
     atomic_write_text(path, text.getvalue())
 
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from farfield.evaluation.rows import scale_order
@@ -31,14 +32,13 @@ def case_figures(results: Results) -> Iterator[Drawn]:
     yield error_against_scale(results)
     if results.horizons():
         yield rollout_curves(results)
-    pictured = results.pictured()
     for scale in results.scales:
-        runs = {name: run for name, run in pictured.items() if f"s{scale}_extent" in run.pictures}
+        runs = results.pictured(f"s{scale}_change_truth")
         if runs:
-            draw = profiles if len(next(iter(runs.values())).pictures[f"s{scale}_extent"]) == 1 else maps
-            yield draw(results, runs, scale)
+            flat = len(next(iter(runs.values())).pictures[f"s{scale}_extent"]) == 1
+            yield (profiles if flat else maps)(results, runs, scale)
     for scale in ("3", "2", "1"):  # the paper shows s = 3
-        runs = {name: run for name, run in pictured.items() if f"s{scale}_extent" in run.pictures}
+        runs = results.pictured(f"s{scale}_rollout_truth")
         if runs and len(next(iter(runs.values())).pictures[f"s{scale}_extent"]) == 2:
             yield rollout_maps(results, runs, scale)
             break
@@ -64,6 +64,7 @@ def error_against_scale(results: Results) -> Drawn:
                 axes.plot(*np.array(known).T, "x:", color=colour, label=f"{NAMES[encoding]}, paper", markersize=4)
         axes.set(xscale="log", yscale="log", xlabel="s, times the training domain", title=f"change of {field}")
         _plain_ticks(axes, [scale_order(s)[0] for s in results.scales])
+        _plain_numbers(axes)
     figure.axes[0].set_ylabel("L1 error [%]")
     figure.axes[-1].legend(fontsize="small")
     caption = "One-step error against the size of the test domain; bands are one standard deviation over seeds."
@@ -92,6 +93,8 @@ def rollout_curves(results: Results) -> Drawn:
     # beyond 1000 % a prediction has nothing to do with the truth
     low, high = panels[0][0].get_ylim()
     panels[0][0].set_ylim(low, min(high, 1000))
+    panels[0][0].xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    _plain_numbers(panels[0][0])
     panels[0][0].legend(fontsize="small")
     caption = (
         "Rollouts: the error of the change since the first state, when predictions are fed back. Curves that leave "
@@ -106,14 +109,15 @@ def _curve(results: Results, encoding: str, scale: str, field: str) -> list[tupl
 
 
 def profiles(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:
-    """One dimension: the change over one step along x, and the rollout of the last field in space and time."""
+    """One dimension: the change over one step along x, and the rollout in space and time."""
     first = next(iter(runs.values()))
     extent = float(first.pictures[f"s{scale}_extent"][0])
     spec = first.dataset["spec"]
     truth = first.pictures[f"s{scale}_change_truth"]
     x = (np.arange(truth.shape[1]) + 0.5) * extent / truth.shape[1]
-    figure = Figure(figsize=(9, 7.4), layout="constrained")
-    top, bottom = figure.subfigures(2, 1, height_ratios=(1.25, 1))
+    fed_back = results.pictured(f"s{scale}_rollout_truth")
+    figure = Figure(figsize=(9, 7.4 if fed_back else 4.2), layout="constrained")
+    top, *rest = _stacked(figure, (1.25, 1.0) if fed_back else (1.0,))
     for row, (index, field) in zip(top.subplots(2, 2, sharex=True), enumerate(results.fields), strict=True):
         row[0].plot(x, truth[index], color="black", lw=1.5, label="truth")
         for encoding, run in runs.items():
@@ -132,6 +136,18 @@ def profiles(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:
     top.axes[0].legend(fontsize="small", ncols=2)
     for axes in top.axes[2:]:
         axes.set_xlabel(f"x [{spec['length_unit']}]")
+    start = int(first.pictures[f"s{scale}_change_from"])
+    caption = f"s = {scale}, the first test simulation. Top: the change over one step from state {start}."
+    for bottom in rest:
+        _space_time(bottom, results, fed_back, scale)
+        caption += " Bottom: a rollout from the first state, in space and time."
+    return Drawn(f"{results.case}-s{scale}", caption, figure)
+
+
+def _space_time(bottom: SubFigure, results: Results, runs: dict[str, SavedRun], scale: str) -> None:
+    """The rollout of the last field in space and time."""
+    first = next(iter(runs.values()))
+    spec, extent = first.dataset["spec"], float(first.pictures[f"s{scale}_extent"][0])
     states = first.pictures[f"s{scale}_rollout_truth"][:, -1]
     panels = bottom.subplots(1, 1 + len(runs), sharex=True, sharey=True)
     around = float(states[0].min())
@@ -144,14 +160,9 @@ def profiles(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:
         image = axes.imshow(values, origin="lower", aspect="auto", extent=box, cmap="viridis", **limits)
         axes.set_title(f"{results.fields[-1]}: {name}" + ("" if name == "truth" else ", fed back"))
         axes.set_xlabel(f"x [{spec['length_unit']}]")
+    panels[0].xaxis.set_major_locator(MaxNLocator(3))
     panels[0].set_ylabel(f"time [{spec['time_unit']}]")
     bottom.colorbar(image, ax=panels, label=f"{results.fields[-1]} [{spec['field_units'][-1]}]")
-    start = int(first.pictures[f"s{scale}_change_from"])
-    caption = (
-        f"s = {scale}, the first test simulation. Top: the change over one step from state {start}. Bottom: a rollout "
-        "from the first state, in space and time."
-    )
-    return Drawn(f"{results.case}-s{scale}", caption, figure)
 
 
 def maps(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:
@@ -159,8 +170,7 @@ def maps(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:
     first = next(iter(runs.values()))
     count = len(results.fields)
     figure = Figure(figsize=(2.5 * (1 + len(runs)) + 0.8, 4.6 * count), layout="constrained")
-    parts = [figure] if count == 1 else list(figure.subfigures(count, 1))
-    for part, (index, field) in zip(parts, enumerate(results.fields), strict=True):
+    for part, (index, field) in zip(_stacked(figure, (1.0,) * count), enumerate(results.fields), strict=True):
         truth = first.pictures[f"s{scale}_change_truth"][index]
         limit = float(np.abs(truth).max())
         panels = part.subplots(2, 1 + len(runs), sharex=True, sharey=True)
@@ -193,7 +203,7 @@ def rollout_maps(results: Results, runs: dict[str, SavedRun], scale: str) -> Dra
     for row, (name, states) in zip(panels, rows, strict=True):
         for time, (axes, values) in enumerate(zip(row, states, strict=True)):
             image = _map(axes, values, first.pictures[f"s{scale}_extent"], float(truth.max()), low=0.0)
-            if row is panels[0]:
+            if name == "truth":
                 axes.set_title("first state" if time == 0 else f"step {time}")
         row[0].set_ylabel(name)
     figure.colorbar(image, ax=panels, label=results.fields[-1], shrink=0.7)
@@ -227,6 +237,7 @@ def training_curves(results: Results) -> Drawn:
     validations.set(yscale="log", xlabel="step", title="validation loss")
     for axes in (losses, validations):
         axes.grid(alpha=0.3)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     losses.legend(fontsize="small")
     return Drawn(f"{results.case}-training", "Training: the loss as it was minimised, and on held-out data.", figure)
 
@@ -242,14 +253,22 @@ def wall_times(results: Results) -> Drawn:
             prediction.plot(*np.array(points).T, "o-", color=COLOURS[encoding], label=NAMES[encoding], markersize=4)
     prediction.set(xscale="log", yscale="log", xlabel="s, times the training domain", title="seconds per state")
     _plain_ticks(prediction, [scale_order(s)[0] for s in results.scales])
-    prediction.legend(fontsize="small")
+    _plain_numbers(prediction)
+    if prediction.lines:
+        prediction.legend(fontsize="small")
     timed = [run for run in results.runs if run.losses]
     for index, run in enumerate(timed):
         training.barh(index, run.losses[-1]["seconds"] / 60, color=COLOURS[run.key[1]])
     training.set_yticks(range(len(timed)), [run.label for run in timed])
     training.invert_yaxis()
+    training.xaxis.set_major_locator(MaxNLocator(5))
     training.set(title="minutes of training")
     return Drawn(f"{results.case}-times", "Wall times, on the machine named in the table of runs.", figure)
+
+
+def _stacked(figure: Figure, heights: tuple[float, ...]) -> list[SubFigure]:
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
+    return list(np.asarray(parts)[:, 0])
 
 
 def _row(figure: Figure, count: int) -> list[Axes]:
@@ -260,3 +279,10 @@ def _plain_ticks(axes: Axes, ticks: list[float]) -> None:
     axes.set_xticks(sorted(set(ticks)), [f"{tick:g}" for tick in sorted(set(ticks))])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
+
+
+def _plain_numbers(axes: Axes) -> None:
+    """1, 2, 5, 10, ... instead of powers of ten, as errors in per cent are read."""
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())

@@ -20,9 +20,10 @@ STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; background: #fff; margin: 0 auto; max-width: 62rem;
   padding: 1rem 1rem 4rem; overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; line-height: 1.2; } h2 { margin-top: 2.5rem; border-bottom: 2px solid #dde3ec; }
-figure { margin: 1.5rem 0; } img { max-width: 100%; height: auto; display: block; }
-figcaption, caption { color: #505a6b; font-size: .9rem; text-align: left; padding: .3rem 0; }
-.scroll { overflow-x: auto; margin: 1.5rem 0; } caption { caption-side: top; }
+.scroll { overflow-x: auto; margin-bottom: 1.5rem; } figure { margin: 1.5rem 0; }
+img { max-width: 100%; height: auto; display: block; }
+@media (max-width: 45rem) { .scroll img { max-width: none; width: 42rem; } }
+figcaption, .caption { color: #505a6b; font-size: .9rem; margin: .3rem 0; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e6eaf1; }
 th { background: #f3f6fa; } td:first-child, th:first-child { text-align: left; }
@@ -98,7 +99,7 @@ def write_picture(out: Path, name: str, caption: str, png: bytes) -> str:
     data = base64.b64encode(png).decode("ascii")
     text = html.escape(caption, quote=True)
     image = f'<img src="data:image/png;base64,{data}" alt="{text}">'
-    return f"<figure>{image}<figcaption>{text}</figcaption></figure>\n"
+    return f'<figure><figcaption>{text}</figcaption><div class="scroll">{image}</div></figure>\n'
 
 
 def findings(results: Results) -> list[str]:

@@ -144,11 +144,11 @@ class Results:
         mean = statistics.fmean(values) if finite else float("inf")
         return Summary(mean, spread, len(values), min(row.samples for row in rows))
 
-    def pictured(self) -> dict[str, SavedRun]:
-        """For each encoding the run of the lowest seed that has pictures."""
+    def pictured(self, name: str) -> dict[str, SavedRun]:
+        """For each encoding the run of the lowest seed that has this array."""
         found: dict[str, SavedRun] = {}
         for run in self.runs:
-            if run.pictures:
+            if name in run.pictures:
                 found.setdefault(run.key[1], run)
         return found
 

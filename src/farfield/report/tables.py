@@ -30,7 +30,7 @@ class Table:
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in self.rows
         )
         return (
-            f'<div class="scroll"><table>\n<caption>{html.escape(self.caption)}</caption>\n'
+            f'<p class="caption">{html.escape(self.caption)}</p>\n<div class="scroll"><table>\n'
             f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
         )
 

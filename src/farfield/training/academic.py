@@ -16,8 +16,8 @@ from farfield.training.config import RunConfig
 from farfield.training.loop import Task, is_first_process, start_fabric, train
 from farfield.training.runs import Run
 
-# A state whose mean change is below this fraction of the usual change counts as if it were this: nothing moves there.
-SMALLEST_CHANGE = 1e-3
+# Changes below this fraction of the usual one count as if they were this large: nothing moves there.
+STILL = 1e-2
 
 
 def fit(
@@ -83,7 +83,8 @@ def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse") -> Tensor
     if kind == "mse":
         return (error.square() * weights).sum() / (weights.sum() * error.shape[-1])
     size = (batch.targets.square() * weights).sum(1)
-    return ((error.square() * weights).sum(1) / size.clamp(min=1e-4 * weights.sum(1))).mean()
+    floor = STILL**2 * weights.sum(1)
+    return ((error.square() * weights).sum(1) / size.clamp(min=floor)).mean()
 
 
 def _description(training_data: StepPairs, validation_data: StepPairs) -> dict[str, Any]:

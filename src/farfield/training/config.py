@@ -40,8 +40,8 @@ class TrainingConfig(Strict):
     """Optimiser, schedule and batches. The defaults are the paper's for the academic cases."""
 
     loss: Literal["mse", "relative"] = "mse"
-    """mse: squared error of the standardised targets. relative: per item and field, sum |error| / sum |target|, which
-    is the error that the tables report; it weighs a calm state as much as a violent one."""
+    """mse: the mean squared error of the standardised targets. relative: per item and field, over the targets' mean
+    square, so that a nearly steady state counts as much as a violent one."""
     optimiser: Literal["lion", "adamw", "muon"] = "lion"
     """lion (the paper's), adamw, or muon for the blocks' matrices with adamw for the rest."""
     learning_rate: float = Field(5e-5, gt=0)

@@ -1,0 +1,127 @@
+import csv
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from farfield.evaluation.rows import Row, write_rows
+from farfield.report.page import write_report
+from farfield.report.saved import Results, published, read_runs
+from farfield.report.tables import academic_table, percent
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def run_of(folder: Path, encoding: str, seed: int, errors: dict[str, tuple[float, float]]) -> Path:
+    """A run that has left nothing but rows."""
+    folder.mkdir(parents=True)
+    rows = [
+        Row("swe", encoding, seed, scale, field, metric, 1, value, 10)
+        for scale, values in errors.items()
+        for field, value in zip(("v", "h"), values, strict=True)
+        for metric in ("l1_step", "l2_step", "l1_rollout", "l2_rollout")
+    ]
+    write_rows(folder / "evaluation.csv", rows)
+    return folder
+
+
+def test_the_published_table_is_complete():
+    numbers = published()
+    assert len(numbers) == 2 * 3 * 5 * 2
+    assert numbers["swe", "rope", "10", "v"] == "11.4"
+    assert numbers["gray-scott", "laape", "3", "V"] == "28"
+    assert numbers["gray-scott", "laspe", "7", "U"] == "80"
+
+
+def test_the_table_shows_mean_and_spread_over_seeds_beside_the_paper(tmp_path):
+    runs = [
+        run_of(tmp_path / "a", "laape", 0, {"1": (0.010, 0.02), "10": (0.03, 0.02)}),
+        run_of(tmp_path / "b", "laape", 1, {"1": (0.012, 0.02), "10": (0.03, 0.02)}),
+        run_of(tmp_path / "c", "rope", 0, {"1": (0.010, 0.02), "10": (2.5, float("inf"))}),
+    ]
+    table = academic_table(Results("swe", read_runs(runs)))
+    assert table.header == ["encoding", "", "seeds", "s = 1, Δv", "s = 1, Δh", "s = 10, Δv", "s = 10, Δh", "growth"]
+    assert table.rows == [
+        ["RoPE", "here", "1", "1.00", "2.00", "250", "diverges", "250"],
+        ["RoPE", "paper", "", "1.1", "1.2", "11.4", "10.9", ""],
+        # stdev(1.0, 1.2) = 0.1414; growth 3.0 / 1.1 and 2.0 / 2.0
+        ["LAAPE", "here", "2", "1.10 ± 0.14", "2.00 ± 0.00", "3.00 ± 0.00", "2.00 ± 0.00", "2.73 / 1"],
+        ["LAAPE", "paper", "", "1.2", "1.2", "1.1", "1.1", ""],
+    ]
+    assert "| LAAPE | here | 2 | 1.10 ± 0.14 |" in table.markdown()
+    assert "<td>1.10 ± 0.14</td>" in table.html()
+
+
+def test_numbers_are_printed_with_the_digits_they_deserve():
+    assert [percent(x) for x in (0.00123, 0.0999, 0.5, 9.9, 1e9)] == ["0.12", "9.99", "50.0", "990", "1.0e+11"]
+
+
+def test_rows_alone_make_a_page(tmp_path):
+    run = run_of(tmp_path / "a", "laape", 0, {"1": (0.01, 0.02)})
+    page = write_report([run], tmp_path / "report")
+    assert "LAAPE: L1 error of v / h 1.00 / 2.00 % at s = 1" in page.read_text()
+    with (tmp_path / "report" / "tables" / "swe-numbers.csv").open() as file:
+        assert [row["percent"] for row in csv.DictReader(file)] == ["1", "2"]
+
+
+def test_the_report_is_rebuilt_from_the_saved_files_byte_for_byte(reproduced, tmp_path):
+    _, out, _ = reproduced
+    kept = ("evaluation.csv", "config.yaml", "dataset.json", "provenance.json", "losses.csv", "validation.csv")
+    copies = []
+    for run in ("laape-seed0", "rope-seed0"):  # no weights, no data, another order
+        (tmp_path / run).mkdir()
+        for name in (*kept, "samples.npz"):
+            shutil.copy(out / run / name, tmp_path / run)
+        copies.append(tmp_path / run)
+    page = write_report(copies, tmp_path / "report")
+    for path in (out / "report").rglob("*.*"):
+        assert (page.parent / path.relative_to(out / "report")).read_bytes() == path.read_bytes()
+
+
+def test_every_picture_of_the_paper_is_drawn(reproduced):
+    plan, out, _ = reproduced
+    names = {path.stem for path in (out / "report" / "figures").glob("*.png")}
+    expected = {"error-scale", "rollout-curves", "s1", "s3", "training", "times"}
+    expected |= {"rollout"} if plan.case == "gray-scott" else set()
+    assert names == {f"{plan.case}-{name}" for name in expected}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [400, 1200])
+def test_the_page_opens_in_a_browser_without_complaint(reproduced, tmp_path, width):
+    """Shown in a frame of that width: all images load, nothing is wider than the frame, the console stays silent."""
+    _, out, _ = reproduced
+    shutil.copy(out / "report" / "index.html", tmp_path / "index.html")
+    (tmp_path / "frame.html").write_text(
+        f"""<!doctype html><iframe id="frame" src="index.html" style="width:{width}px;height:900px;border:0"></iframe>
+        <pre id="found"></pre><script>onload = () => {{
+          const page = document.getElementById("frame").contentDocument;
+          const found = {{
+            widths: [...page.images].map(image => image.naturalWidth),
+            page: page.documentElement.scrollWidth, tables: page.querySelectorAll("table").length }};
+          document.getElementById("found").textContent = JSON.stringify(found);
+        }}</script>"""
+    )
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    flags += "--disable-component-update --disable-sync --allow-file-access-from-files --enable-logging=stderr --v=0"
+    command = [CHROMIUM, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1000"]
+    shown = subprocess.run(
+        [*command, "--dump-dom", (tmp_path / "frame.html").as_uri()], capture_output=True, text=True, timeout=300
+    )
+    found = json.loads(shown.stdout.split('<pre id="found">')[1].split("</pre>")[0])
+    assert len(found["widths"]) >= 6 and min(found["widths"]) > 0
+    assert found["tables"] == 6
+    assert found["page"] <= width
+    assert "CONSOLE" not in shown.stderr
+
+
+def test_bad_input_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has not been evaluated: run `farfield evaluate"):
+        write_report([tmp_path], tmp_path / "report")
+    runs = [run_of(tmp_path / name, "laape", 0, {"1": (0.1, 0.1)}) for name in "ab"]
+    with pytest.raises(ValueError, match="are both swe laape 0: give one of them"):
+        write_report(runs, tmp_path / "report")
+    with pytest.raises(ValueError, match="at least one"):
+        write_report([], tmp_path / "report")
