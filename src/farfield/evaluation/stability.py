@@ -363,10 +363,10 @@ def widest(passes: Callable[[float], bool], low: float, high: float, steps: int 
 
 
 def widest_by_steps(passes: Callable[[float], bool], low: float, ratio: float = 1.1) -> float:
-    """The last value before the first failure, in steps: for what may fail and pass again."""
+    """The last value before the first failure, found in steps and then by bisection: for what may pass again."""
     while passes(low * ratio):
         low *= ratio
-    return low
+    return widest(passes, low, low * ratio, steps=8)
 
 
 def width_rows(encodings: Iterable[str] = ENCODINGS) -> Iterator[StabilityRow]:

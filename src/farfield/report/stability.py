@@ -67,7 +67,7 @@ def statements(numbers: Numbers) -> list[Statement]:
         broken = next((distance for distance, error in curve if error > GROWN * start), math.nan)
         text = (
             f"LASPE as published, {precision}: the error of attention is {_percent(start)} at the origin and passes "
-            f"{GROWN:g} times that {broken:g} decay lengths away."
+            f"{GROWN:g} times that within {broken:g} decay lengths."
         )
         found.append(Statement(text, math.isfinite(broken)))
     for precision in COARSE:
@@ -237,9 +237,9 @@ def distance_figure(numbers: Numbers) -> Drawn:
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
     caption = (
-        "The same points, moved away from the origin. As published (dashed), LASPE loses its bias to rounding and "
-        "LAAPE ends where its channels overflow (cross in a circle). In local coordinates (solid; the two encodings "
-        "lie on one another) nothing changes."
+        "The same points, moved away from the origin. As published (dashed), LASPE loses its bias to rounding (where "
+        "its error falls again, all points share one rounded coordinate and no bias is left) and LAAPE ends where its "
+        "channels overflow (circle). In local coordinates (solid; both encodings alike) nothing changes."
     )
     return Drawn("stability-distance", caption, figure)
 
