@@ -335,7 +335,7 @@ def report(
 
 @app.command()
 def reproduce(
-    case: str = typer.Argument(help="swe or gray-scott."),
+    case: str = typer.Argument(help="swe, gray-scott or stability."),
     preset: str = typer.Option("quick", help="quick: minutes, cpu: the best for two cores, paper: as published."),
     encodings: str = typer.Option("rope,laspe,laape", help="Encodings to compare, e.g. `rope laape`."),
     seeds: str = typer.Option("0", help="Training runs per encoding, e.g. `0 1 2`: the tables show mean and spread."),
@@ -343,19 +343,30 @@ def reproduce(
     data: Path | None = typer.Option(None, help="Dataset folder.  [default: data/CASE-PRESET]"),
     settings: list[str] = typer.Option([], "--set", help="A setting of the runs, e.g. training.steps=400; repeatable."),
     accelerator: str = typer.Option("auto", help="auto, cpu or cuda."),
+    models: list[str] = typer.Option(
+        [], "--model", help="stability: trained Gray-Scott models, as run folders or shipped names; repeatable."
+    ),
 ) -> None:
     """Repeat the paper's experiment: generate data, train, evaluate on larger domains, report.
 
     Example: `farfield reproduce swe --preset quick`
 
+    `stability` shows where low precision breaks the encodings as published, and not here. It trains nothing:
+
+    `farfield reproduce stability --model runs/gray-scott-cpu/laspe-seed0 --model runs/gray-scott-cpu/laape-seed0`
+
     Run it again to continue: what is done is not done again.
     """
     from farfield.recipes import experiment
-    from farfield.reproduce import reproduce
+    from farfield.reproduce import reproduce, reproduce_stability
     from farfield.training.config import parse_settings
     from farfield.training.loop import Interrupted
 
     out = out or Path("runs") / f"{case}-{preset}"
+    if case == "stability":
+        page = reproduce_stability(models, preset, out, console=console)
+        console.print(f"[bold]{page}[/]: open it in a browser; tables and figures are beside it")
+        return
     try:
         numbers = [int(seed) for seed in _listed(seeds)]
     except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,8 +12,12 @@ from rich.progress import Progress
 
 from farfield.datasets import generation
 from farfield.evaluation.domain_extension import evaluate
+from farfield.evaluation.stability import evaluate_stability
+from farfield.models import load
+from farfield.models.predictor import shipped_models
 from farfield.recipes import Experiment
 from farfield.report.page import write_report
+from farfield.report.stability import write_stability_report
 from farfield.training.academic import fit
 from farfield.training.config import RunConfig
 from farfield.training.runs import Run
@@ -63,6 +68,18 @@ def reproduce(
             evaluate(runs[name].folder, [scale], amount=amount, data=experiment.data, console=console)
     _say(console, 4, "report")
     return write_report([run.folder for run in runs.values()], out / "report")
+
+
+def reproduce_stability(models: Sequence[str], preset: str, out: Path, *, console: Console | None = None) -> Path:
+    """The experiments about precision, with these trained Gray-Scott models or the shipped ones; returns the page."""
+    console = console or Console()
+    chosen = list(models) or [name for name in shipped_models() if name in ("gray-scott-laspe", "gray-scott-laape")]
+    if not chosen:
+        console.print("no trained Gray-Scott model given or shipped: the parts that need one are left out")
+    predictors = [load(name) for name in chosen]
+    evaluate_stability(out, predictors, preset, lambda text: console.print(text, highlight=False))
+    command = shlex.join(["farfield", "reproduce", "stability", "--preset", preset, *(f"--model={m}" for m in models)])
+    return write_stability_report(out, out / "report", command)
 
 
 def is_trained(run: Run) -> bool:

@@ -174,6 +174,31 @@ def test_domains_a_thousand_decay_lengths_wide_work(encoding):
     assert relative_error(ff.local_attention(q, k, v, points, encoding=encoding, backend="tiled"), expected) < 1e-4
 
 
+SPARSE = {
+    "laspe": ff.LASPE(1.0),
+    "laape": ff.LAAPE(1.0),
+    "per head": ff.LAAPE([[1.0], [3.0]]),
+    "learned": ff.LASPE(1.0, learned=True, max_decay_length=2.0),
+}
+
+
+@pytest.mark.parametrize("backend", ["auto", "tiled"])
+@pytest.mark.parametrize("encoding", SPARSE.values(), ids=SPARSE)
+def test_points_so_sparse_that_a_tile_is_hundreds_of_decay_lengths_wide(encoding, backend):
+    """Clusters far apart share a tile, whose centre is then as far an origin as any."""
+    clusters = torch.tensor([-5e5, -700.0, -30.0, 0.0, 50.0, 900.0, 5e5], dtype=torch.float64)
+    points = (clusters[:, None] + torch.linspace(0, 3, 40, dtype=torch.float64)).reshape(-1, 1)
+    leaves = [normal(1, 2, len(points), 16, seed=i).requires_grad_() for i in range(3)] + list(encoding.parameters())
+    q, k, v = leaves[:3]
+    out = ff.local_attention(q, k, v, points, encoding=encoding, backend=backend, tolerance=1e-5)
+    exact = ff.local_attention(q.double(), k.double(), v.double(), points, encoding=encoding, backend="reference")
+    assert relative_error(out, exact) < 1e-4
+    direction = normal(*out.shape)
+    ours, expected = (torch.autograd.grad((o * direction).sum(), leaves) for o in (out, exact))
+    for mine, true in zip(ours, expected, strict=True):
+        assert relative_error(mine, true) < 1e-3
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions(dtype):
     points = jittered_grid(30, 30.0)

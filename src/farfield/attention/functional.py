@@ -10,7 +10,7 @@ from torch import Tensor
 
 from farfield.attention.dense import dense, penalty_matrix, reference
 from farfield.attention.flex import BLOCK, flex
-from farfield.attention.locality import Encoding, RoPE
+from farfield.attention.locality import LAAPE, Encoding, RoPE
 from farfield.attention.plan import AttentionPlan, cached_plan
 from farfield.attention.tiled import tiled
 
@@ -206,9 +206,13 @@ def _obstacle_to_dense(where_q: Tensor, where_k: Tensor, encoding: Encoding, dty
     if not bool((width > limit.to(width)).any()):
         return None
     return (
-        f"backend='dense' with LAAPE overflows in {dtype} beyond a domain of {limit.tolist()} per axis, this one is "
-        f"{width.tolist()} wide: use backend='tiled'"
+        f"backend='dense' with {type(encoding).__name__} {_failure(encoding)} in {dtype} beyond a domain of "
+        f"{limit.tolist()} per axis, this one is {width.tolist()} wide: use backend='tiled'"
     )
+
+
+def _failure(encoding: Encoding) -> str:
+    return "overflows" if isinstance(encoding, LAAPE) else "loses its bias to rounding"
 
 
 def _check_arguments(

@@ -6,6 +6,9 @@ small (no cancellation), LAAPE's stay finite (no overflow), however large the do
 number of points times the number of keys in reach; in training the gathered keys are formed again in the backward
 pass instead of being kept.
 
+Where points are so sparse that one tile is tens of decay lengths wide, its own centre is a far origin too: there the
+bias is formed pair by pair, in float64.
+
 Tensors are kept point by point in tile order, (N, G, W), with G = B H and W the padded width: the keys of a tile
 are then runs of memory that serve all heads.
 """
@@ -28,6 +31,8 @@ from farfield.attention.plan import AttentionPlan, Reach
 # Beyond this penalty to the best key, a tile's bias is formed pair by pair and counted from each query's best key:
 # channels could overflow there, and only the order of the keys matters.
 _FAR = 1e15
+# Nor may a tile with its keys be wider than the channels can serve; the keys need the rest of the range.
+_TILE_SHARE = 0.7
 # Without gradients, heads are served one at a time beyond so many numbers, to keep the sorted copies small.
 _LARGE = 1 << 27
 
@@ -54,7 +59,7 @@ def tiled(
         members = list(range(q.shape[1])) if reach.heads is None else reach.heads
         for heads in [[h] for h in members] if one_by_one else [members]:
             shape = (q.shape[0], len(heads), *q.shape[2:])
-            tiles = _Tiles(plan, reach, encoding.select(heads), where_q, where_k, shape, margin)
+            tiles = _Tiles(plan, reach, encoding.select(heads), where_q, where_k, shape, margin, q.dtype)
             if len(heads) == q.shape[1]:
                 return _attend(q, k, v, weight, tiles)
             some = None if weight is None else weight[:, heads]
@@ -118,12 +123,18 @@ class _Tiles:
     where_k: Tensor
     shape: tuple[int, int, int, int]  # of q: B, H, Nq, D
     margin: float
+    dtype: torch.dtype  # of q
     weight: Tensor | None = None  # (Nq, G, 1)
 
     def __post_init__(self) -> None:
         self.batch, self.heads, _, self.head_dim = self.shape
         self._room: Tensor | None = None
         queries = self.plan.queries
+        limit = self.encoding.dense_range(self.dtype)
+        if limit is None:
+            self._wide = torch.zeros(len(queries), dtype=torch.bool)
+        else:
+            self._wide = (queries.high - queries.low > _TILE_SHARE * limit.cpu()).any(-1)
         self.centres = ((queries.low + queries.high) / 2).to(self.where_q.device)
         if self.encoding.basis is not None:  # boxes are in the basis' coordinates, positions are not
             self.centres = self.centres @ self.encoding.basis.to(self.centres)
@@ -145,29 +156,31 @@ class _Tiles:
 
     def query_channels(self, dtype: torch.dtype) -> Tensor:
         """Bias channels (Nq, G or 1, C), each relative to the centre of its own tile."""
-        local = self.where_q - self.centres.repeat_interleave(self.plan.queries.size, 0)[: len(self.where_q)]
+        size, points = self.plan.queries.size, len(self.where_q)
+        local = self.where_q - self.centres.repeat_interleave(size, 0)[:points]
+        if bool(self._wide.any()):  # channels without a use there, but they must be finite
+            local[self._wide.repeat_interleave(size)[:points].to(local.device)] = 0
         if not self.encoding.decomposes:
             return local[:, None, :0].to(dtype)
         return self._per_point(self.encoding.query_channels(local.to(dtype), self.head_dim))
 
     def key_channels(self, tile: int, slots: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Bias channels (n, G or 1, C) of a tile's keys, relative to that tile; None where the bias is explicit."""
-        if not self.encoding.decomposes or self._is_far(tile):
+        if not self.encoding.decomposes or self._pair_by_pair(tile):
             return None
         local = self.where_k.index_select(0, slots) - self.centres[tile]
         return self._per_point(self.encoding.key_channels(local.to(dtype)))
 
     def bias(self, tile: int, rows: slice, slots: Tensor, dtype: torch.dtype) -> Tensor | None:
         """The bias of each pair (B or 1, H or 1, nq, nk) where channels cannot carry it, from the query's best key."""
-        if self.encoding.decomposes and not self._is_far(tile):
+        if self.encoding.decomposes and not self._pair_by_pair(tile):
             return None
         centre = self.centres[tile]
         local_q, local_k = self.where_q[rows] - centre, self.where_k.index_select(0, slots) - centre
-        with torch.no_grad():
-            penalty = penalty_matrix(local_q[None, None], local_k[None, None], self.encoding, None)
-            penalty = penalty - penalty.amin(-1, keepdim=True)
-            if self.weight is not None:
-                penalty = penalty * self.weight[rows].unflatten(1, (-1, self.heads)).permute(1, 2, 0, 3)
+        penalty = penalty_matrix(local_q[None, None], local_k[None, None], self.encoding, None)
+        penalty = penalty - penalty.detach().amin(-1, keepdim=True)
+        if self.weight is not None:
+            penalty = penalty * self.weight[rows].detach().unflatten(1, (-1, self.heads)).permute(1, 2, 0, 3)
         return -penalty.to(dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -185,8 +198,8 @@ class _Tiles:
             k[..., self.head_dim : self.head_dim + extra.shape[-1]] = extra.detach()
         return k, v
 
-    def _is_far(self, tile: int) -> bool:
-        return float(self.reach.best[tile]) > _FAR
+    def _pair_by_pair(self, tile: int) -> bool:
+        return bool(self._wide[tile]) or float(self.reach.best[tile]) > _FAR
 
     def _per_point(self, channels: Tensor) -> Tensor:
         """(N, C) -> (N, 1, C); per head (H, N, C) -> (N, B H, C)."""
@@ -219,14 +232,17 @@ class _TiledAttention(torch.autograd.Function):
             near = (q[rows], *tiles.gather(k, v, slots, extra))
             with torch.enable_grad():
                 leaves = [t.detach().requires_grad_() for t in near]
-                y = tiles.attend(*leaves, tiles.bias(tile, rows, slots, q.dtype))
-            grad_q[rows], some_k, some_v = torch.autograd.grad(y, leaves, grad[rows])
+                bias = tiles.bias(tile, rows, slots, q.dtype)
+                y = tiles.attend(*leaves, bias)
+            reached = parameters if bias is not None and bias.requires_grad else []
+            grad_q[rows], some_k, some_v, *to_parameters = torch.autograd.grad(
+                y, [*leaves, *reached], grad[rows], allow_unused=True
+            )
             if parameters and extra is not None and extra.requires_grad:
                 to_extra = some_k[..., tiles.head_dim : tiles.head_dim + extra.shape[-1]].sum_to_size(extra.shape)
-                for total, part in zip(
-                    grad_parameters, torch.autograd.grad(extra, parameters, to_extra, allow_unused=True), strict=True
-                ):
-                    total += 0 if part is None else part
+                to_parameters = list(torch.autograd.grad(extra, parameters, to_extra, allow_unused=True))
+            for total, part in zip(grad_parameters, to_parameters, strict=False):  # none where nothing is learned
+                total += 0 if part is None else part
             grad_k.index_add_(0, slots, some_k)
             grad_v.index_add_(0, slots, some_v)
         learned = iter(grad_parameters)

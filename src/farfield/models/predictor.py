@@ -75,6 +75,7 @@ class Predictor:
         self.field_units: tuple[str, ...] = tuple(spec["field_units"])
         self.axes: tuple[str, ...] = tuple(spec["axes"])
         self.time_step: float = spec["time_step"]
+        self.spacing: tuple[float, ...] = tuple(spec["spacing"])  # of the training data's points
         self.position_scale = tuple(NORMALISED_WIDTH / extent for extent in spec["training_extent"])
         self.device = next(model.parameters()).device
         self._state_mean, self._state_std, self._change_mean, self._change_std = (

@@ -8,10 +8,12 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from farfield.files import atomic_path, atomic_write_text
 from farfield.report.figures import case_figures
 from farfield.report.saved import NAMES, Results, read_runs
-from farfield.report.tables import case_tables, growth, numbers_csv, percent
+from farfield.report.tables import Table, case_tables, growth, numbers_csv, percent
 
 STYLE = """
 :root { color-scheme: light; }
@@ -43,20 +45,9 @@ def write_report(runs: Iterable[str | Path], out: str | Path) -> Path:
         results = Results(case, saved)
         tables = case_tables(results)
         for table in tables:
-            atomic_write_text(out / "tables" / f"{table.name}.md", table.markdown())
-            atomic_write_text(out / "tables" / f"{table.name}.html", table.html())
-            atomic_write_text(out / "tables" / f"{table.name}.csv", table.csv())
+            write_table(out, table)
         atomic_write_text(out / "tables" / f"{case}-numbers.csv", numbers_csv(results))
-        figures = []
-        for name, caption, figure in case_figures(results):
-            picture = io.BytesIO()
-            figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
-            with atomic_path(out / "figures" / f"{name}.png") as partial:
-                partial.write_bytes(picture.getvalue())
-            data = base64.b64encode(picture.getvalue()).decode("ascii")
-            text = html.escape(caption, quote=True)
-            image = f'<img src="data:image/png;base64,{data}" alt="{text}">'
-            figures.append(f'<figure><figcaption>{text}</figcaption><div class="scroll">{image}</div></figure>\n')
+        figures = [write_figure(out, *drawn) for drawn in case_figures(results)]
         body += [
             f"<h2>{html.escape(results.title)}</h2>\n",
             *(f"<p>{html.escape(line)}</p>\n" for line in findings(results)),
@@ -65,18 +56,50 @@ def write_report(runs: Iterable[str | Path], out: str | Path) -> Path:
             *(table.html() for table in tables[1:]),
             _commands(results),
         ]
+    introduction = (
+        "<p>Each model was trained on one domain size and then, without retraining, asked to predict on domains of up "
+        "to many times that size. RoPE lets every point see the whole domain; LASPE and LAAPE are local, so that what "
+        "a point sees does not depend on how large the domain is.</p>\n"
+    )
+    heading = "Trained on a small domain, tested on larger ones"
+    return write_page(out, "farfield: trained small, tested large", heading, introduction + "".join(body))
+
+
+def write_page(out: Path, title: str, heading: str, body: str) -> Path:
+    """``index.html`` of a body."""
     page = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>farfield: trained small, tested large</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        "<h1>Trained on a small domain, tested on larger ones</h1>\n"
-        "<p>Each model was trained on one domain size and then, without retraining, asked to predict on domains of up "
-        "to many times that size. RoPE lets every point see the whole domain; LASPE and LAAPE are local, so that what "
-        "a point sees does not depend on how large the domain is.</p>\n" + "".join(body) + "</body>\n</html>\n"
+        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{html.escape(heading)}</h1>\n{body}</body>\n</html>\n"
     )
     atomic_write_text(out / "index.html", page)
     return out / "index.html"
+
+
+def write_table(out: Path, table: Table) -> None:
+    """A table as Markdown, HTML and CSV."""
+    atomic_write_text(out / "tables" / f"{table.name}.md", table.markdown())
+    atomic_write_text(out / "tables" / f"{table.name}.html", table.html())
+    atomic_write_text(out / "tables" / f"{table.name}.csv", table.csv())
+
+
+def write_figure(out: Path, name: str, caption: str, figure: Figure) -> str:
+    """A figure as PNG; returns it as a part of the page, with the picture inside."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
+    return write_picture(out, name, caption, picture.getvalue())
+
+
+def write_picture(out: Path, name: str, caption: str, png: bytes) -> str:
+    """:func:`write_figure` of a picture that is drawn already."""
+    with atomic_path(out / "figures" / f"{name}.png") as partial:
+        partial.write_bytes(png)
+    data = base64.b64encode(png).decode("ascii")
+    text = html.escape(caption, quote=True)
+    image = f'<img src="data:image/png;base64,{data}" alt="{text}">'
+    return f'<figure><figcaption>{text}</figcaption><div class="scroll">{image}</div></figure>\n'
 
 
 def findings(results: Results) -> list[str]:
