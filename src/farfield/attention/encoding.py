@@ -90,7 +90,7 @@ class Encoding(nn.Module):
         return None if self.basis is None else self.basis.shape[0]
 
     def dense_range(self, dtype: torch.dtype) -> Tensor | None:
-        """The widest domain per axis for which the channels' product is finite, None where there is no limit."""
+        """The widest domain per axis on which the channels' product is finite and accurate, None for no limit."""
         return None
 
     def head_groups(self) -> list[list[int]] | None:

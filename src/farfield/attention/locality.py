@@ -240,7 +240,7 @@ class Window(Encoding):
         return torch.where(total > self.radius, 1e20 * total / self.radius, torch.zeros_like(total))
 
 
-def _shortest(lengths: _DecayLengths) -> Tensor:
+def _shortest(lengths: LengthParameter) -> Tensor:
     """The decay lengths of the head that has the shortest: () or (P,), in float64."""
     value = lengths(torch.zeros((), dtype=torch.float64, device=lengths.maximum.device)).detach()
     return value.amin(dim=0).flatten() if value.ndim == 4 else value
