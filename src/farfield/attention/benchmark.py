@@ -26,6 +26,7 @@ HEADS, HEAD_DIM, DECAY_LENGTH, SPACING = 3, 64, 250.0, 1000 / 127
 TOLERANCE = 1e-4
 # Query-key pairs that one timing may take: less than a minute on two cores.
 MOST_PAIRS = 5_000_000_000
+DENSE_PAIRS = 1_500_000_000
 
 
 def jittered_cloud(scale: int, seed: int = 0) -> Tensor:
@@ -95,10 +96,11 @@ def _measure(scale: int, encoding: Encoding) -> dict[str, Any]:
             lambda: local_attention(q[:, :, few], k, v, points[few], points, encoding=encoding, plan=few_plan)
         )
         tiled_seconds = once + (tiled_seconds - once) * (len(points) - len(few)) / (len(chosen) - len(few))
-    # likewise for dense attention: what 1024 further queries cost, in calls large enough for the kernel's best speed
+    # likewise for dense attention: what further queries cost, in calls large enough for the kernel's best speed
+    most = min(len(chosen), 1024 + max(1024, DENSE_PAIRS // len(points)))
     dense, first = _timed(lambda: run(slice(0, 1024), "dense", None))
-    _, second = _timed(lambda: run(slice(0, 2048), "dense", None))
-    dense_seconds = first + (second - first) * (len(points) - 1024) / 1024
+    _, second = _timed(lambda: run(slice(0, most), "dense", None))
+    dense_seconds = first + (second - first) * (len(points) - 1024) / (most - 1024)
     within = _pairs_within(points, encoding, float(plan.reaches[0].cut.mean()))
     pairs = plan.pairs()
     return {
@@ -109,7 +111,7 @@ def _measure(scale: int, encoding: Encoding) -> dict[str, Any]:
         "tiled_seconds": tiled_seconds,
         "tiled_queries_measured": len(chosen),
         "dense_seconds": dense_seconds,
-        "dense_queries_measured": 2048,
+        "dense_queries_measured": most,
         "speed_up": dense_seconds / (tiled_seconds + plan_seconds),
         "error": _error(tiled[:, :, :1024], dense),
         "pairs_over_all": pairs / len(points) ** 2,
