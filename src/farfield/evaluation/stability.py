@@ -495,7 +495,7 @@ class Trial:
         config = gray_scott_config("paper")
         dx, dy = predictor.spacing
         length = round(scale * NORMALISED_WIDTH / predictor.position_scale[0] / dx)
-        height = length if points is None else min(length, points // length)
+        height = length if points is None else min(length, max(8, points // length))
         self.domain = Domain((length, height), (length * dx, height * dy))
         sources = max(1, round(config.sources * length * height / math.prod(config.cells)))
         initial = draw_sources(np.random.default_rng(seed), self.domain, sources)
