@@ -119,7 +119,7 @@ def test_the_page_says_what_is_left_out_without_a_model_and_shows_it_with_one(tm
     page = write_stability_report(tmp_path, tmp_path / "without", "command").read_text(encoding="utf-8")
     assert "no trained Gray-Scott model" in page
     with torch.no_grad():
-        trial = Trial(tiny_predictor(), 2, 256)
+        trial = Trial(tiny_predictor(), 2, 512)
         mapped, maps = stability.map_rows(trial, bands=4)
         shifted, shifts = stability.shift_rows(trial, 25.0)
     stability.write_stability(tmp_path / "stability.csv", [*plain, *mapped, *shifted])

@@ -495,7 +495,7 @@ class Trial:
         config = gray_scott_config("paper")
         dx, dy = predictor.spacing
         length = round(scale * NORMALISED_WIDTH / predictor.position_scale[0] / dx)
-        height = length if points is None else min(length, points // length)
+        height = length if points is None else min(length, max(8, points // length))
         self.domain = Domain((length, height), (length * dx, height * dy))
         sources = max(1, round(config.sources * length * height / math.prod(config.cells)))
         initial = draw_sources(np.random.default_rng(seed), self.domain, sources)
@@ -592,10 +592,15 @@ def evaluate_stability(
     if preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}: expected one of {', '.join(PRESETS)}")
     sizes, out = PRESETS[preset], Path(out)
-    say("attention at growing distance from the origin")
-    rows = [*kernel_rows(), *attention_rows()]
-    say("attainable domain sizes")
-    rows += width_rows()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # thousands of small products: threads would only wait for one another
+    try:
+        say("attention at growing distance from the origin")
+        rows = [*kernel_rows(), *attention_rows()]
+        say("attainable domain sizes")
+        rows += width_rows()
+    finally:
+        torch.set_num_threads(threads)
     pictures: dict[str, NDArray] = {}
     with torch.no_grad():
         for predictor in predictors:
