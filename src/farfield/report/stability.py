@@ -106,6 +106,14 @@ def statements(numbers: Numbers) -> list[Statement]:
         f"within {100 * max(gaps):.2g} %."
     )
     found.append(Statement(text, max(gaps) < 0.01))
+    for name in numbers.models():
+        curve = numbers.curve("shift", name, "local", "bfloat16", "prediction error")
+        ratio = curve[-1][1] / curve[0][1]
+        text = (
+            f"A trained {name} model in local coordinates, bfloat16: moved by {curve[-1][0]:g} decay lengths, its error "
+            f"is {ratio:.3f} times that at the origin."
+        )
+        found.append(Statement(text, ratio <= STEADY))
     return found
 
 
