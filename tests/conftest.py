@@ -16,6 +16,7 @@ settings.register_profile(
 settings.load_profile("farfield")
 
 TINY_MODEL = {
+    "encoding.decay_length": 250.0,  # the presets' own are shorter than these few cells
     "model.width": 24,
     "model.depth": 1,
     "model.heads": 3,
@@ -34,7 +35,7 @@ def tiny_experiment(case: str, folder: Path):
     whole = experiment(case, "quick", folder / "data", TINY_MODEL)
     small = {"cells": (40,), "extent": (50.0,), "states": 6}
     if case == "gray-scott":
-        small = {"cells": (32, 24), "extent": (32.0, 24.0), "save_every": 40, "states": 4}
+        small = {"cells": (12, 8), "extent": (12.0, 8.0), "save_every": 40, "states": 4}
         whole = replace(whole, settings={**TINY_MODEL, "sampling.crop": None, "sampling.rim": 0})
     splits = {
         name: {"simulations": 2 + 2 * (name == "train"), "scale": whole.dataset.splits[name].scale}
@@ -55,7 +56,7 @@ def reproduced(request, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp(request.param)
     plan, said = tiny_experiment(request.param, folder), io.StringIO()
-    reproduce(plan, ["rope", "laape"], [0], folder / "out", console=Console(file=said, width=200))
+    reproduce(plan, ["laspe", "laape"], [0], folder / "out", console=Console(file=said, width=200))
     return plan, folder / "out", said.getvalue()
 
 

@@ -14,7 +14,7 @@ def times(folder):
 
 def test_it_says_what_it_will_do_first_and_ends_with_a_page(reproduced):
     plan, out, said = reproduced
-    assert said.startswith(f"{plan.case}, preset quick: train rope, laape (2 runs, 0 already trained)")
+    assert said.startswith(f"{plan.case}, preset quick: train laspe, laape (2 runs, 0 already trained)")
     assert "This takes about a minute on two cores" in said.splitlines()[1]
     assert [line[:3] for line in said.splitlines() if line[1:3] == "/4"] == ["1/4", "2/4", "2/4", "3/4", "3/4", "4/4"]
     assert (out / "report" / "index.html").exists()
@@ -25,7 +25,7 @@ def test_what_is_done_is_not_done_again(reproduced):
     runs_before = {path: time for path, time in times(out).items() if "report" not in path.parts}
     data_before, page = times(plan.data), (out / "report" / "index.html").read_bytes()
     said = io.StringIO()
-    reproduce(plan, ["rope", "laape"], [0], out, console=Console(file=said, width=200))
+    reproduce(plan, ["laspe", "laape"], [0], out, console=Console(file=said, width=200))
     assert "2 runs, 2 already trained" in said.getvalue()
     assert {path: time for path, time in times(out).items() if "report" not in path.parts} == runs_before
     assert times(plan.data).keys() == data_before.keys()

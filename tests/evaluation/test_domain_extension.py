@@ -64,7 +64,7 @@ def test_a_rollout_is_measured_by_the_change_since_the_start(reproduced):
 
 def test_every_number_has_one_row(reproduced):
     plan, out, _ = reproduced
-    rows = read_rows(out / "rope-seed0" / "evaluation.csv")
+    rows = read_rows(out / "laspe-seed0" / "evaluation.csv")
     keys = [row[:7] for row in rows]
     assert len(keys) == len(set(keys))
     steps = plan.dataset.states - 1

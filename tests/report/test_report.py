@@ -70,7 +70,7 @@ def test_the_report_is_rebuilt_from_the_saved_files_byte_for_byte(reproduced, tm
     _, out, _ = reproduced
     kept = ("evaluation.csv", "config.yaml", "dataset.json", "provenance.json", "losses.csv", "validation.csv")
     copies = []
-    for run in ("laape-seed0", "rope-seed0"):  # no weights, no data, another order
+    for run in ("laape-seed0", "laspe-seed0"):  # no weights, no data, another order
         (tmp_path / run).mkdir()
         for name in (*kept, "samples.npz"):
             shutil.copy(out / run / name, tmp_path / run)
