@@ -12,7 +12,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/farfield reproduce swe --preset quick
+	$(BIN)/farfield demo
 
 test: $(VENV)/installed lint
 	$(BIN)/pytest --numprocesses 2

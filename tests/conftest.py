@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 matplotlib.use("agg")
-torch.set_num_threads(1)  # the suite runs in two worker processes
+torch.set_num_threads(1)
 
 # Examples are drawn the same way in every run: a failure is reproducible, and no run is luckier than another.
 settings.register_profile(

@@ -65,9 +65,13 @@ def assert_same_run(one: Run, other: Run) -> None:
 
 def test_a_run_killed_at_random_and_resumed_ends_with_the_same_weights(tiny, tmp_path):
     config = tiny.changed({**AWKWARD, "training.steps": 60})
-    whole = train(config, tmp_path / "whole")
     forkserver = multiprocessing.get_context("forkserver")
     forkserver.set_forkserver_preload(["farfield.training.academic", "torch.utils.tensorboard"])
+    whole = Run(tmp_path / "whole")  # in a process like the others: this one may round otherwise
+    child = forkserver.Process(target=fit, args=(config, whole))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
     chance = random.Random(os.getpid())
     run, kills = Run(tmp_path / "killed"), 0
     while True:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from farfield.attention.locality import Encoding
+from farfield.attention.encoding import Encoding
 
 
 def reference(

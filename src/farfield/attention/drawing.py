@@ -13,7 +13,8 @@ import torch
 
 from farfield.attention.functional import local_attention
 from farfield.attention.locality import LAAPE, LASPE, Encoding, RoPE
-from farfield.attention.plan import AttentionPlan, Tiles
+from farfield.attention.plan import AttentionPlan
+from farfield.attention.tiles import Tiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

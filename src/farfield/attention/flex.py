@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from farfield.attention.locality import Encoding
+from farfield.attention.encoding import Encoding
 from farfield.attention.plan import AttentionPlan, Reach
 from farfield.attention.tiled import logit_margin
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from farfield.attention.dense import kernel, penalty_matrix
-from farfield.attention.locality import Encoding
+from farfield.attention.encoding import Encoding
 from farfield.attention.plan import AttentionPlan, Reach
 
 # Beyond this penalty to the best key, a tile's bias is formed pair by pair and counted from each query's best key:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from matplotlib import style
 from matplotlib.figure import Figure
 
 from farfield.datasets.storage import Split, Statistics
@@ -109,7 +110,8 @@ def write_card(folder: Path, splits: Mapping[str, Split], statistics: Statistics
         "",
     ]
     for name, split in splits.items():
-        with atomic_path(folder / "pictures" / f"{name}.png") as partial:
+        # in matplotlib's own style, so that the bytes do not depend on what a user or another module has set
+        with atomic_path(folder / "pictures" / f"{name}.png") as partial, style.context("default"):
             picture(split).savefig(partial, format="png", dpi=100)
         lines += [f"![{name}](pictures/{name}.png)", ""]
     atomic_write_text(folder / "README.md", "\n".join(lines))

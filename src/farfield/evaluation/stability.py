@@ -149,9 +149,9 @@ def published_channels(
     )
 
 
-def _turn(x: Tensor, positions: Tensor, rotary: RoPE | None) -> Tensor:
+def _turn(x: Tensor, positions: Tensor, rotary: Encoding | None) -> Tensor:
     """The rotary embedding with angles formed in the positions' own precision, from global coordinates."""
-    if rotary is None:
+    if not isinstance(rotary, RoPE):
         return x
     frequencies = rotary.frequencies(x.shape[-1], positions.shape[-1]).to(positions)
     angles = (positions[..., None] * frequencies).flatten(-2)  # (N, P F)

@@ -18,6 +18,7 @@ _THINNEST = 16
 def build_optimisers(model: nn.Module, config: TrainingConfig) -> list[Optimizer]:
     """One optimiser, or two for Muon: the blocks' matrices, and AdamW for all else.
 
+    torch's Muon works in bfloat16, which most CPUs only emulate: there it costs more than the rest of the step.
     Weight decay acts on matrices only: biases and norms have nothing to shrink towards.
     """
     weights = [p for p in model.parameters() if p.requires_grad]
