@@ -110,8 +110,8 @@ def statements(numbers: Numbers) -> list[Statement]:
         curve = numbers.curve("shift", name, "local", "bfloat16", "prediction error")
         ratio = curve[-1][1] / curve[0][1]
         text = (
-            f"A trained {name} model in local coordinates, bfloat16: moved by {curve[-1][0]:g} decay lengths, its error "
-            f"is {ratio:.3f} times that at the origin."
+            f"A trained {name} model in local coordinates, bfloat16: moved by {curve[-1][0]:g} decay lengths, its "
+            f"error is {ratio:.3f} times that at the origin."
         )
         found.append(Statement(text, ratio <= STEADY))
     return found
