@@ -331,9 +331,7 @@ def shift_figure(numbers: Numbers, pictures: dict[str, NDArray]) -> Drawn | None
 
 
 def _colours(name: str = "magma") -> mpl.colors.Colormap:
-    colours = mpl.colormaps[name].copy()
-    colours.set_bad("0.6")
-    return colours
+    return mpl.colormaps[name].with_extremes(bad="0.6")
 
 
 # --- the page ----------------------------------------------------------------------------------------------------
