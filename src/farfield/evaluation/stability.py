@@ -592,10 +592,15 @@ def evaluate_stability(
     if preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}: expected one of {', '.join(PRESETS)}")
     sizes, out = PRESETS[preset], Path(out)
-    say("attention at growing distance from the origin")
-    rows = [*kernel_rows(), *attention_rows()]
-    say("attainable domain sizes")
-    rows += width_rows()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # thousands of small products: threads would only wait for one another
+    try:
+        say("attention at growing distance from the origin")
+        rows = [*kernel_rows(), *attention_rows()]
+        say("attainable domain sizes")
+        rows += width_rows()
+    finally:
+        torch.set_num_threads(threads)
     pictures: dict[str, NDArray] = {}
     with torch.no_grad():
         for predictor in predictors:

@@ -106,6 +106,14 @@ def statements(numbers: Numbers) -> list[Statement]:
         f"within {100 * max(gaps):.2g} %."
     )
     found.append(Statement(text, max(gaps) < 0.01))
+    for name in numbers.models():
+        curve = numbers.curve("shift", name, "local", "bfloat16", "prediction error")
+        ratio = curve[-1][1] / curve[0][1]
+        text = (
+            f"A trained {name} model in local coordinates, bfloat16: moved by {curve[-1][0]:g} decay lengths, its "
+            f"error is {ratio:.3f} times that at the origin."
+        )
+        found.append(Statement(text, ratio <= STEADY))
     return found
 
 
@@ -323,9 +331,7 @@ def shift_figure(numbers: Numbers, pictures: dict[str, NDArray]) -> Drawn | None
 
 
 def _colours(name: str = "magma") -> mpl.colors.Colormap:
-    colours = mpl.colormaps[name].copy()
-    colours.set_bad("0.6")
-    return colours
+    return mpl.colormaps[name].with_extremes(bad="0.6")
 
 
 # --- the page ----------------------------------------------------------------------------------------------------
