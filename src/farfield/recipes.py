@@ -170,7 +170,12 @@ def experiment(case: str, preset: str, data: Path, settings: Mapping[str, Any] |
         amounts = [Amount(200, 4), Amount(100, 2), Amount(100, 2), Amount(40, 1), Amount(40, 1)]  # as many points each
         some = {"minutes": 2.5, "amounts": dict(zip(scales, amounts, strict=True))}
     elif (case, preset) == ("swe", "cpu"):
-        some = {"minutes": 30, "scales": (*scales, "100"), "amounts": {"100": Amount(pairs=100, rollouts=2)}}
+        some = {
+            "minutes": 35,
+            "scales": (*scales, "100"),
+            "amounts": dict.fromkeys(scales, Amount(rollouts=20)) | {"100": Amount(pairs=100, rollouts=2)},
+            "dense_amounts": {"100": Amount(pairs=20, rollouts=0)},
+        }
     elif (case, preset) == ("gray-scott", "quick"):
         some = {
             "minutes": 10,
@@ -184,11 +189,18 @@ def experiment(case: str, preset: str, data: Path, settings: Mapping[str, Any] |
     elif (case, preset) == ("gray-scott", "cpu"):
         some = {
             "minutes": 90,
-            "amounts": {"7": Amount(pairs=20, rollouts=2), "10": Amount(pairs=10, rollouts=1)},
+            "amounts": {
+                "1": Amount(rollouts=20),
+                "2": Amount(pairs=50, rollouts=5),
+                "3": Amount(pairs=30, rollouts=3),
+                "7": Amount(pairs=10, rollouts=1),
+                "10": Amount(pairs=10, rollouts=1),
+            },
             "dense_amounts": {
                 "2": Amount(pairs=20, rollouts=2),
                 "3": Amount(pairs=10, rollouts=1),
-                **dict.fromkeys(("7", "10"), Amount(pairs=0, rollouts=0)),
+                "7": Amount(pairs=1, rollouts=0),
+                "10": Amount(pairs=0, rollouts=0),
             },
         }
     dataset = configure(case, preset, 0, ",".join(s for s in some.get("scales", scales) if s != "1"))
