@@ -256,8 +256,8 @@ def train(
     `farfield train --resume runs/muon`
     """
     from farfield.recipes import training_run
-    from farfield.training.academic import fit
     from farfield.training.config import RunConfig, parse_settings
+    from farfield.training.fit import fit
     from farfield.training.loop import Interrupted, is_first_process
     from farfield.training.runs import Run
 

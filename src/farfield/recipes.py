@@ -13,14 +13,21 @@ from typing import Any, Literal, cast, get_args
 
 from farfield.datasets.generation import DatasetConfig, configure
 from farfield.evaluation.domain_extension import Amount
-from farfield.training.config import EncodingConfig, EncodingName, ModelConfig, RunConfig, TrainingConfig
+from farfield.training.config import (
+    AcademicRun,
+    EncodingConfig,
+    EncodingName,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+)
 
 Case = Literal["swe", "gray-scott"]
 
 
 def paper(case: Case, encoding: EncodingName, dataset: str, seed: int = 0) -> RunConfig:
     """The paper's academic set-up (appendix "Training setup"), the same for both cases."""
-    return RunConfig(
+    return AcademicRun(
         case=case,
         dataset=dataset,
         seed=seed,

@@ -18,8 +18,8 @@ from farfield.models.predictor import shipped_models
 from farfield.recipes import Experiment
 from farfield.report.page import write_report
 from farfield.report.stability import write_stability_report
-from farfield.training.academic import fit
 from farfield.training.config import RunConfig
+from farfield.training.fit import fit
 from farfield.training.runs import Run
 
 

@@ -220,9 +220,24 @@ class UrbanSample:
         }
         return cls(name=", ".join(sample.name for sample in samples), scale=samples[0].scale, **batch)
 
+    def city(self) -> dict[str, Tensor]:
+        """What a network receives, by the names of its arguments; of a batch, or of one sample."""
+        return {name: getattr(self, name) for name in _CITY}
+
     def to(self, device: torch.device | str) -> UrbanSample:
         moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.__dict__.items()}
         return UrbanSample(**moved)
+
+
+_CITY = (
+    "obstacle_points",
+    "obstacle_supernodes",
+    "terrain_points",
+    "terrain_supernodes",
+    "terrain_features",
+    "profile",
+    "anchors",
+)
 
 
 @dataclass
@@ -235,7 +250,8 @@ class UrbanWindDataset(torch.utils.data.Dataset[UrbanSample]):
         train.draw = epoch
         sample = train[0]
 
-    The same seed, draw and case give the same points. ``neutral_only`` leaves out cases with 1/L != 0.
+    The same seed, draw and case give the same points; with ``draw=None``, new ones are drawn at every access, from
+    PyTorch's generator. ``neutral_only`` leaves out cases with 1/L != 0.
     """
 
     files: UrbanWindFiles
@@ -244,7 +260,7 @@ class UrbanWindDataset(torch.utils.data.Dataset[UrbanSample]):
     counts: PointCounts = field(default_factory=PointCounts)
     seed: int = 0
     neutral_only: bool = False
-    draw: int = 0
+    draw: int | None = 0
 
     def __post_init__(self) -> None:
         if self.files.fields != self.normalisation.fields:
@@ -262,7 +278,8 @@ class UrbanWindDataset(torch.utils.data.Dataset[UrbanSample]):
 
     def __getitem__(self, index: int) -> UrbanSample:
         number = self.ids[index]
-        rng = np.random.default_rng([self.seed, self.draw, SPLIT_INDEX[self.split], number])
+        draw = int(torch.randint(1 << 62, ())) if self.draw is None else self.draw
+        rng = np.random.default_rng([self.seed, draw, SPLIT_INDEX[self.split], number])
         return draw_sample(self.files.load(self.split, number), self.normalisation, self.counts, rng)
 
 

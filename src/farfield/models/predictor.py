@@ -38,12 +38,7 @@ def load(name_or_run: str | Path, *, device: str | torch.device | None = None) -
 
     ``load("swe-laape").step({"v": v, "h": h}, positions)``; ``device`` is CUDA where there is one, unless given.
     """
-    folder = Path(name_or_run)
-    if str(name_or_run) in shipped_models():
-        folder = SHIPPED / str(name_or_run)
-    elif not folder.is_dir():
-        known = ", ".join(shipped_models()) or "none in this installation"
-        raise ValueError(f"no model {str(name_or_run)!r}: expected a run's folder or a shipped model ({known})")
+    folder = model_folder(name_or_run)
     config, description = _read(folder / "config.yaml"), _read(folder / "dataset.json")
     try:
         encoding = EncodingConfig.model_validate(config["encoding"])
@@ -56,6 +51,16 @@ def load(name_or_run: str | Path, *, device: str | torch.device | None = None) -
         return Predictor(model.to(device), description, encoding.name)
     except (KeyError, TypeError, ValidationError) as error:
         raise ValueError(f"{folder} does not describe a trained model: {type(error).__name__}: {error}") from None
+
+
+def model_folder(name_or_run: str | Path) -> Path:
+    """The folder of a shipped model, or the given one."""
+    if str(name_or_run) in shipped_models():
+        return SHIPPED / str(name_or_run)
+    if not Path(name_or_run).is_dir():
+        known = ", ".join(shipped_models()) or "none in this installation"
+        raise ValueError(f"no model {str(name_or_run)!r}: expected a run's folder or a shipped model ({known})")
+    return Path(name_or_run)
 
 
 def shipped_models() -> list[str]:
