@@ -186,7 +186,7 @@ def bench_solvers(
 @generate.command("urban-wind")
 def generate_urban_wind(
     preset: Annotated[str, typer.Option(help="quick (minutes), cpu (an hour), paper (a day)")] = "quick",
-    out: Annotated[Path, typer.Option(help="folder; resumes what is there")] = Path("data/urban-wind"),
+    out: Annotated[Path | None, typer.Option(help="folder; resumes what is there; data/urban-wind-PRESET")] = None,
     workers: Annotated[int, typer.Option(help="cases solved at the same time, one core each")] = 2,
     seed: Annotated[int, typer.Option(help="of the random cities")] = 0,
 ) -> None:
@@ -201,6 +201,7 @@ def generate_urban_wind(
 
     if preset not in urban_generation.PRESETS:
         raise ValueError(f"unknown preset {preset!r}; expected one of {', '.join(urban_generation.PRESETS)}")
+    out = out or Path("data") / f"urban-wind-{preset}"
     index = urban_generation.generate_urban_wind(out, urban_generation.PRESETS[preset], workers, seed)
     print(f"wrote {index} and {index.with_name('README.md')}")
 
@@ -232,8 +233,8 @@ def demo(out: Path = typer.Option(Path("farfield-demo"), help="Folder for the pi
 
 @app.command()
 def train(
-    case: str | None = typer.Argument(None, help="swe or gray-scott; not with --resume or --config."),
-    encoding: str = typer.Option("laape", help="rope, laspe, laape, flashbias, alibi or window."),
+    case: str | None = typer.Argument(None, help="swe, gray-scott or urban-wind; not with --resume or --config."),
+    encoding: str = typer.Option("laape", help="rope, laspe, laape; not for urban-wind: flashbias, alibi, window."),
     preset: str = typer.Option("cpu", help="quick, cpu or paper."),
     data: Path | None = typer.Option(None, help="Dataset folder.  [default: data/CASE-PRESET]"),
     out: Path | None = typer.Option(None, help="Run folder.  [default: runs/CASE-PRESET-ENCODING-seedN]"),
@@ -262,7 +263,7 @@ def train(
     from farfield.training.runs import Run
 
     if sum(source is not None for source in (case, config, resume)) != 1:
-        raise ValueError("give one of: a case (swe or gray-scott), --config FILE, --resume RUN")
+        raise ValueError("give one of: a case (swe, gray-scott or urban-wind), --config FILE, --resume RUN")
     if resume is not None:
         if settings or out is not None:
             raise ValueError("--resume continues a run as it was begun: --set and --out start a new one")
@@ -298,24 +299,30 @@ def train(
 @app.command()
 def evaluate(
     run: Path = typer.Argument(help="A run's folder."),
-    scales: str = typer.Option("1,2,3,7,10", help="Domain sizes, e.g. `1 2 3 7 10`: times the training domain."),
-    limit: int | None = typer.Option(None, help="Pairs of states per scale, drawn at random once; all by default."),
+    scales: str = typer.Option("", help="Domain sizes, e.g. `1 2 10`: times the training domain; the paper's if none."),
+    limit: int | None = typer.Option(
+        None, help="Per scale: pairs of states, drawn at random once, or cities of urban wind; all by default."
+    ),
     rollouts: int | None = typer.Option(None, help="Simulations per scale to roll out; all by default, 0 for none."),
+    draws: int = typer.Option(10, help="Urban wind: draws of points that each city is predicted from."),
     data: Path | None = typer.Option(None, help="Dataset folder, if not the one the run was trained on."),
     device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
 ) -> None:
-    """Measure a run's errors on domains of rising size, over one step and over rollouts: RUN/evaluation.csv.
+    """Measure a run's errors on domains of rising size: RUN/evaluation.csv.
+
+    Over one step and over rollouts; of urban wind, in the square of buildings and in the wake.
 
     Example: `farfield evaluate runs/swe-quick-laape-seed0 --scales 1 2 3 7 10`
 
     Run it again to continue: a scale that is done is not done again.
     """
-    from farfield.evaluation.domain_extension import Amount, evaluate
+    from farfield.evaluation.evaluate import evaluate
+    from farfield.evaluation.subject import Amount
 
     _at_least(0, limit=limit, rollouts=rollouts)
-    evaluate(
-        run, _listed(scales), amount=Amount(limit, rollouts), data=data, device=device, console=Console(stderr=True)
-    )
+    _at_least(1, draws=draws)
+    amount = Amount(pairs=limit, rollouts=rollouts, cities=limit, draws=draws)
+    evaluate(run, _listed(scales), amount=amount, data=data, device=device, console=Console(stderr=True))
     print(f"{run / 'evaluation.csv'}: make tables and figures of it with `farfield report {run}`")
 
 
@@ -335,7 +342,7 @@ def report(
 
 @app.command()
 def reproduce(
-    case: str = typer.Argument(help="swe, gray-scott or stability."),
+    case: str = typer.Argument(help="swe, gray-scott, urban-wind or stability."),
     preset: str = typer.Option("quick", help="quick: minutes, cpu: the best for two cores, paper: as published."),
     encodings: str = typer.Option("rope,laspe,laape", help="Encodings to compare, e.g. `rope laape`."),
     seeds: str = typer.Option("0", help="Training runs per encoding, e.g. `0 1 2`: the tables show mean and spread."),

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from vtkmodules.vtkIOLegacy import vtkDataWriter, vtkPolyDataWriter, vtkUnstructuredGridWriter
 
 from farfield.datasets.urban_card import write_card
-from farfield.datasets.urban_wind import INDEX_FILE, SPLIT_INDEX, SPLIT_SCALES
+from farfield.datasets.urban_wind import INDEX_FILE, SPLIT_INDEX, SPLIT_SCALES, case_name
 from farfield.files import atomic_path, atomic_write_text
 from farfield.geometry.buildings import Box, UrbanDomain, random_buildings
 from farfield.solvers.openfoam_case import SolverSettings
@@ -74,7 +74,7 @@ class CaseId:
 
     @property
     def name(self) -> str:
-        return str(self.number) if SPLIT_SCALES[self.split] == 1 else f"{self.split}_{self.number}"
+        return case_name(self.split, self.number)
 
 
 def list_cases(preset: UrbanPreset) -> list[CaseId]:

@@ -220,7 +220,7 @@ class UrbanSample:
         }
         return cls(name=", ".join(sample.name for sample in samples), scale=samples[0].scale, **batch)
 
-    def city(self) -> dict[str, Tensor]:
+    def city(self) -> dict[str, Any]:
         """What a network receives, by the names of its arguments; of a batch, or of one sample."""
         return {name: getattr(self, name) for name in _CITY}
 
