@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -177,6 +178,36 @@ def bench_solvers(
             start = time.perf_counter()
             generation.generate(generation.configure(case, "paper"), Path(folder) / case)
             results.setdefault("datasets", {})[case] = time.perf_counter() - start
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
+        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
+    print(markdown(results))
+
+
+@bench.command("inference")
+def bench_inference(
+    model: Annotated[str, typer.Option(help="An urban-wind model: a shipped name, or a run's folder.")],
+    data: Annotated[Path, typer.Option(help="A dataset of `farfield generate urban-wind`.")],
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here, and a table beside it.")
+    ] = None,
+    cases: Annotated[int, typer.Option(help="Test cities of each scale.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Predictions of each: the fastest time, the mean error.")] = 3,
+    solve: Annotated[bool, typer.Option(help="Run OpenFOAM beside it, instead of the recorded times.")] = False,
+) -> None:
+    """Time of a predicted wind against OpenFOAM's for s = 1, 2, 5, with the error; dense against tiled attention.
+
+    Example: `farfield bench inference --model urban-wind-laape --data data/urban-wind --json benchmarks/inference.json`
+    """
+    import json
+
+    from farfield.evaluation.inference_benchmark import benchmark_inference, markdown
+    from farfield.evaluation.urban_prediction import UrbanPredictor
+    from farfield.files import atomic_write_text
+
+    _at_least(1, cases=cases, repeats=repeats)
+    predictor = UrbanPredictor.load(model)
+    results = benchmark_inference(predictor, data, cases=cases, repeats=repeats, solve=solve, say=console.print)
     if json_file is not None:
         atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
         atomic_write_text(json_file.with_suffix(".md"), markdown(results))
@@ -387,28 +418,101 @@ def reproduce(
     console.print(f"[bold]{page}[/]: open it in a browser; tables and figures are beside it")
 
 
+_STATES, _CITY = "States in a file: shallow water, Gray-Scott", "Buildings in an STL: urban wind"
+
+
 @app.command()
 def predict(
     model: str = typer.Option(help="A shipped model's name, or a run's folder."),
-    input: Path = typer.Option(help="States to start from: .npz, or .hdf5 in The Well's layout."),
-    out: Path = typer.Option(help="File of the predicted states, in the input's format."),
-    steps: int = typer.Option(1, help="Saved steps to predict."),
-    start: int = typer.Option(0, help="HDF5: which of the file's states to start from; -1 for the last."),
+    out: Path = typer.Option(help="File of the prediction: the input's format, or .vtu, .vtk, .vtp, .npz for wind."),
     device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
+    input: Path | None = typer.Option(
+        None, help="States to start from: .npz, or .hdf5 in The Well's layout.", rich_help_panel=_STATES
+    ),
+    steps: int = typer.Option(1, help="Saved steps to predict.", rich_help_panel=_STATES),
+    start: int = typer.Option(
+        0, help="HDF5: which of the file's states to start from; -1 for the last.", rich_help_panel=_STATES
+    ),
+    buildings: Path | None = typer.Option(
+        None, help="STL of closed buildings: x east, y north, ground at z = 0, metres.", rich_help_panel=_CITY
+    ),
+    roughness: float | None = typer.Option(
+        None, help="Roughness length z0 of the ground [m]: 0.03 grass, 0.3 suburb, 1 city.", rich_help_panel=_CITY
+    ),
+    wind_direction: float | None = typer.Option(
+        None, help="Where the wind comes from [degrees]: 0 north, 90 east, 270 west.", rich_help_panel=_CITY
+    ),
+    inverse_length: float = typer.Option(
+        0.0, help="1/L of the air [1/m]: 0 neutral, positive stable, negative unstable.", rich_help_panel=_CITY
+    ),
+    unit: str = typer.Option("m", help="Unit of the STL: m, cm or mm.", rich_help_panel=_CITY),
+    points: Path | None = typer.Option(
+        None,
+        help="Where to predict: the cells of a volume mesh, else the points, of a .vtu, .vtk, .vtp, .npy or .npz.",
+        rich_help_panel=_CITY,
+    ),
+    spacing: float | None = typer.Option(
+        None,
+        help="Cell size [m], between the buildings, of the mesh made without --points.  [default: as in training]",
+        rich_help_panel=_CITY,
+    ),
+    fields: str | None = typer.Option(
+        None, help="What to write, e.g. `velocity k`.  [default: all that the model has]", rich_help_panel=_CITY
+    ),
+    seed: int = typer.Option(0, help="Decides which points stand for surfaces and air.", rich_help_panel=_CITY),
+    draws: int = typer.Option(1, help="Predictions to average, each with its own points.", rich_help_panel=_CITY),
 ) -> None:
-    """Predict the next states of a file, in physical units, on a domain of any size.
+    """Predict with a trained model, in physical units, on a domain of any size.
 
-    A NumPy file holds one array (N,) or (B, N) per field and `positions` (N,) or (N, P); the output holds the states
-    (steps + 1, ...), the given one first.
+    **The next states of a file** (NumPy: one array (N,) or (B, N) per field and `positions` (N,) or (N, P); the output
+    holds the states (steps + 1, ...), the given one first):
 
-    Example: `farfield predict --model swe-laape --input state.npz --out next.npz --steps 10`
+    `farfield predict --model swe-laape --input state.npz --out next.npz --steps 10`
+
+    **The steady wind around buildings**, on a mesh made around them or at your own points, with a picture of the wind
+    at 2 m height beside it; open the .vtu in ParaView:
+
+    `farfield predict --model urban-wind-laape --buildings city.stl --roughness 0.3 --wind-direction 250 --out flow.vtu`
+
+    The wind is that of the training data, 6 m/s at 80 m height. Points inside buildings get NaN.
     """
-    from farfield.evaluation.prediction import predict_file
-    from farfield.models import load
+    from farfield.evaluation.loading import load
+    from farfield.models import Predictor
 
-    _at_least(1, steps=steps)
-    predict_file(load(model, device=device), input, out, steps, start)
-    print(f"{out}: {steps} {'step' if steps == 1 else 'steps'} predicted")
+    if (input is None) == (buildings is None):
+        raise ValueError("give either --input FILE (states) or --buildings STL (urban wind)")
+    _at_least(1, steps=steps, draws=draws)
+    predictor = load(model, device=device)
+    if isinstance(predictor, Predictor) != (buildings is None):
+        needed = "--input with states" if isinstance(predictor, Predictor) else "--buildings with an STL"
+        raise ValueError(f"{model} is a model of {predictor.case}: it needs {needed}")
+    if isinstance(predictor, Predictor):
+        from farfield.evaluation.prediction import predict_file
+
+        assert input is not None
+        predict_file(predictor, input, out, steps, start)
+        print(f"{out}: {steps} {'step' if steps == 1 else 'steps'} predicted")
+        return
+    from farfield.evaluation.city_files import predict_city
+
+    assert buildings is not None
+    if roughness is None or wind_direction is None:
+        raise ValueError("--buildings needs --roughness (z0 in metres) and --wind-direction (degrees)")
+    written = predict_city(
+        predictor,
+        buildings,
+        out,
+        roughness=roughness,
+        wind_direction=wind_direction,
+        inverse_length=inverse_length,
+        unit=unit,
+        points=points,
+        spacing=spacing,
+        fields=None if fields is None else _listed(fields),
+        seed=seed,
+        draws=draws,
+    )
+    print(f"wrote {' and '.join(map(str, written))}")
 
 
 def _listed(text: str) -> list[str]:
@@ -427,7 +531,7 @@ def _joined(arguments: list[str]) -> list[str]:
     into_list = False
     for argument in arguments:
         if argument.startswith("-"):
-            into_list = argument in ("--scales", "--encodings", "--seeds")
+            into_list = argument in ("--scales", "--encodings", "--seeds", "--fields")
             out.append(argument)
         elif into_list and not out[-1].startswith("-"):
             out[-1] += "," + argument
@@ -436,8 +540,22 @@ def _joined(arguments: list[str]) -> list[str]:
     return out
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Our warnings, like our errors, are for the user: a line without the place in the code."""
+    text = f"[bold yellow]warning:[/] {escape(str(message))}"
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line, not a traceback (unless FARFIELD_DEBUG is set)."""
+    warnings.showwarning = _show_warning
     try:
         app(_joined(sys.argv[1:]))
     except (ValueError, OSError, RuntimeError) as error:

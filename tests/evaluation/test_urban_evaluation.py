@@ -13,14 +13,13 @@ from farfield.datasets.urban_wind import UrbanWindFiles
 from farfield.evaluation.evaluate import evaluate
 from farfield.evaluation.rows import read_rows
 from farfield.evaluation.subject import Amount
-from farfield.evaluation.urban import predict_queries
 from farfield.training.urban import load_urban
 
 QUIET = Console(quiet=True)
 
 
 @pytest.fixture
-def urban_run(urban_reproduced, tmp_path):
+def evaluated_run(urban_reproduced, tmp_path):
     """An evaluated run that a test may spoil."""
     return shutil.copytree(urban_reproduced[1] / "laape-seed0", tmp_path / "run")
 
@@ -38,7 +37,7 @@ def test_errors_are_means_over_neutral_cities_and_draws_of_all_cells_of_a_region
             square = (np.abs(case.positions[:, :2]) < 50 * float(scale)).all(1)
             for draw in range(2):
                 data = UrbanWindDataset(files, split, normalisation, PointCounts(**points), draw=draw)
-                sample = UrbanSample.stack([data[data.ids.index(number)]])
+                sample = UrbanSample.stack([data[data.ids.index(number)]])  # every cell is a query
                 with torch.no_grad():
                     predicted = model.decode(model.encode(**sample.city()), sample.queries)
                 fields = normalisation.decode_targets(predicted)[0].double().numpy()
@@ -64,17 +63,6 @@ def test_every_number_has_one_row_and_the_time_is_there(urban_reproduced):
     assert "rope, s = 5: velocity (buildings) " in said
 
 
-def test_queries_in_pieces_are_the_queries_at_once(urban_reproduced):
-    plan, out, _ = urban_reproduced
-    _, model, normalisation = load_urban(out / "laape-seed0")
-    files = UrbanWindFiles(plan.data)
-    sample = UrbanWindDataset(files, "ls", normalisation, PointCounts(32, 32, 8, 8, 24, None))[0]
-    shares: list[float] = []
-    pieces = predict_queries(model, normalisation, sample, shares.append, chunk=40)
-    assert shares == pytest.approx([40 / 96, 40 / 96, 16 / 96])
-    assert torch.allclose(pieces, predict_queries(model, normalisation, sample), rtol=1e-4, atol=1e-5)
-
-
 def test_pictures_are_the_fields_on_two_planes(urban_reproduced):
     plan, out, _ = urban_reproduced
     with np.load(out / "laape-seed0" / "samples.npz") as arrays:
@@ -91,27 +79,27 @@ def test_pictures_are_the_fields_on_two_planes(urban_reproduced):
     assert pictures["s2_cut_truth"].shape == (400, 100)
 
 
-def test_what_is_done_is_not_done_again(urban_reproduced, urban_run):
+def test_what_is_done_is_not_done_again(urban_reproduced, evaluated_run):
     plan, *_ = urban_reproduced
-    path = urban_run / "evaluation.csv"
+    path = evaluated_run / "evaluation.csv"
     before = path.stat().st_mtime_ns
-    evaluate(urban_run, amount=Amount(draws=2), data=plan.data, console=QUIET)
+    evaluate(evaluated_run, amount=Amount(draws=2), data=plan.data, console=QUIET)
     assert path.stat().st_mtime_ns == before
-    evaluate(urban_run, ["2"], amount=Amount(draws=3), data=plan.data, console=QUIET)
-    assert json.loads((urban_run / "evaluation.json").read_text())["scales"]["2"] == {"cities": 1, "draws": 3}
+    evaluate(evaluated_run, ["2"], amount=Amount(draws=3), data=plan.data, console=QUIET)
+    assert json.loads((evaluated_run / "evaluation.json").read_text())["scales"]["2"] == {"cities": 1, "draws": 3}
     assert {row.samples for row in read_rows(path) if row.scale == "2"} == {3}
 
 
-def test_bad_input_is_named(urban_reproduced, urban_run, tmp_path):
+def test_bad_input_is_named(urban_reproduced, evaluated_run, tmp_path):
     plan, *_ = urban_reproduced
     with pytest.raises(ValueError, match="urban-wind has cities at s = 1, 2, 5, got 3"):
-        evaluate(urban_run, ["1", "3"], data=plan.data, console=QUIET)
+        evaluate(evaluated_run, ["1", "3"], data=plan.data, console=QUIET)
     with pytest.raises(FileNotFoundError, match="not an urban-wind dataset"):
-        evaluate(urban_run, data=tmp_path, console=QUIET)
+        evaluate(evaluated_run, data=tmp_path, console=QUIET)
     shutil.copytree(plan.data, tmp_path / "small")
     (tmp_path / "small" / "volume_vls_0.vtk").unlink()
-    with pytest.raises(ValueError, match="has no cases in split 'vls'"):
-        evaluate(urban_run, ["5"], data=tmp_path / "small", console=QUIET)
-    (urban_run / "best.safetensors").unlink()
+    with pytest.raises(ValueError, match="has no neutral cities at s = 5"):
+        evaluate(evaluated_run, ["5"], data=tmp_path / "small", console=QUIET)
+    (evaluated_run / "best.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="has the run reached its first validation"):
-        evaluate(urban_run, data=plan.data, console=QUIET)
+        evaluate(evaluated_run, data=plan.data, console=QUIET)

@@ -172,12 +172,16 @@ class PointCounts:
 
     def grown(self, square: float, ground: float, cells: float) -> PointCounts:
         """Counts for a city whose building square, ground and cells are so many times those of training."""
+
+        def at_least_one(count: float) -> int:
+            return max(1, round(count))
+
         return PointCounts(
-            obstacles=round(self.obstacles * square),
-            terrain=round(self.terrain * ground),
-            obstacle_supernodes=round(self.obstacle_supernodes * square),
-            terrain_supernodes=round(self.terrain_supernodes * ground),
-            anchors=round(self.anchors * cells),
+            obstacles=at_least_one(self.obstacles * square),
+            terrain=at_least_one(self.terrain * ground),
+            obstacle_supernodes=at_least_one(self.obstacle_supernodes * square),
+            terrain_supernodes=at_least_one(self.terrain_supernodes * ground),
+            anchors=at_least_one(self.anchors * cells),
             queries=None if self.queries is None else round(self.queries * cells),
         )
 

@@ -110,12 +110,17 @@ class UrbanCase:
         return float(self.obstacles[..., 2].max())
 
     @cached_property
-    def plan_density(self) -> float:
-        """Share of the building square that is covered by roofs."""
+    def roof_area(self) -> float:
+        """Seen from above, m²."""
         edges = self.obstacles[:, 1:, :2] - self.obstacles[:, :1, :2]
         roofs = np.abs(edges[:, 0, 0] * edges[:, 1, 1] - edges[:, 0, 1] * edges[:, 1, 0]) / 2
         above = self.obstacles[..., 2].min(1) > 1e-3
-        return float(roofs[above].sum() / (100.0 * self.scale) ** 2)
+        return float(roofs[above].sum())
+
+    @property
+    def plan_density(self) -> float:
+        """Share of the building square that is covered by roofs."""
+        return self.roof_area / (100.0 * self.scale) ** 2
 
 
 class UrbanWindFiles:

@@ -64,11 +64,12 @@ def evaluate(
 def subject_of(run: Run, data: str | Path | None = None, device: str | None = None) -> Subject:
     """The run as what is to be evaluated; ``data`` is the dataset's folder if not the one it was trained on."""
     config = run.config()
+    folder = Path(data or config.dataset)
     if isinstance(config, UrbanRun):
         from farfield.evaluation.urban import UrbanSubject  # VTK, which the other cases need not wait for
 
-        return UrbanSubject(run, config, data, device)
-    return StepPairSubject(run, Path(data or config.dataset), device)
+        return UrbanSubject(run, folder, device)
+    return StepPairSubject(run, folder, device)
 
 
 def _told(numbers: Numbers) -> str:

@@ -39,7 +39,7 @@ def load(name_or_run: str | Path, *, device: str | torch.device | None = None) -
     ``load("swe-laape").step({"v": v, "h": h}, positions)``; ``device`` is CUDA where there is one, unless given.
     """
     folder = model_folder(name_or_run)
-    config, description = _read(folder / "config.yaml"), _read(folder / "dataset.json")
+    config, description = read_description(folder / "config.yaml"), read_description(folder / "dataset.json")
     try:
         encoding = EncodingConfig.model_validate(config["encoding"])
         size = ModelConfig.model_validate(config["model"])
@@ -200,7 +200,7 @@ class Predictor:
         return {name: columns[..., i].reshape(shape).astype(dtype) for i, name in enumerate(self.fields)}
 
 
-def _read(path: Path) -> Any:
+def read_description(path: Path) -> Any:
     """YAML or JSON (which is YAML) as plain values."""
     if not path.is_file():
         raise ValueError(f"{path.parent} is not a trained model: it has no {path.name}")

@@ -20,7 +20,7 @@ from farfield.training.runs import Run
 
 def urban_task(config: UrbanRun) -> Task:
     """Model, data and loss of a run."""
-    files = open_files(config, keep_in_memory=True)
+    files = UrbanWindFiles(config.dataset, tuple(config.model.fields), keep_in_memory=True)
     normalisation = UrbanNormalisation.fit(files)
     counts = PointCounts(**config.points.model_dump())
     training_data = UrbanWindDataset(files, "train", normalisation, counts, seed=config.seed, draw=None)
@@ -35,11 +35,6 @@ def urban_task(config: UrbanRun) -> Task:
         dataset=_description(training_data, validation_data),
         collate=UrbanSample.stack,
     )
-
-
-def open_files(config: UrbanRun, folder: str | Path | None = None, keep_in_memory: bool = False) -> UrbanWindFiles:
-    """The dataset of a run, or another folder of the same kind, with the fields that its network predicts."""
-    return UrbanWindFiles(folder or config.dataset, tuple(config.model.fields), keep_in_memory)
 
 
 def urban_loss(model: nn.Module, batch: UrbanSample) -> Tensor:
