@@ -158,3 +158,16 @@ def test_the_contract_refuses_what_does_not_fit(dataset):
     for change in ({"field_units": ("m",)}, {"spacing": ()}, {"time_step": 0.0}, {"colour": "blue"}):
         with pytest.raises(ValueError, match="SampleSpec"):
             SampleSpec.model_validate({**spec.model_dump(), **change})
+
+
+def test_of_several_windows_the_liveliest_is_kept(dataset):
+    config, folder = dataset
+
+    def change(candidates: int) -> float:
+        torch.manual_seed(0)
+        pairs = StepPairs(folder, "train", crop=(4,) * len(config.cells), candidates=candidates)
+        return sum(float(pairs.standardise_change.inverse(pairs[0].targets).abs().sum()) for _ in range(20))
+
+    assert change(8) > 1.2 * change(1)
+    with pytest.raises(ValueError, match="at least one candidate"):
+        StepPairs(folder, "train", candidates=0)

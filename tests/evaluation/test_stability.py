@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from farfield.evaluation import stability
-from farfield.evaluation.stability import LAAPE, LASPE, Limits, Patch, StabilityRow, Trial, WideDomain
+from farfield.attention import LAAPE, LASPE
+from farfield.evaluation import stability, stability_of_models, stability_rows
+from farfield.evaluation.low_precision import FORMATS
+from farfield.evaluation.stability import Limits, Patch, WideDomain
+from farfield.evaluation.stability_of_models import Trial
+from farfield.evaluation.stability_rows import StabilityRow
 from farfield.models.config import EncodingConfig, ModelConfig
 from farfield.models.predictor import Predictor
 from farfield.report.stability import Numbers, choice_table, statements, write_stability_report
@@ -46,7 +50,7 @@ def test_in_local_coordinates_the_error_is_the_same_everywhere(patch, precision)
             assert error <= 1.05 * near[quantity]
 
 
-@pytest.mark.parametrize("precision", stability.FORMATS)
+@pytest.mark.parametrize("precision", FORMATS)
 def test_the_first_width_that_is_not_finite_is_the_one_computed(precision):
     domain = WideDomain.draw(LAAPE(stability.DECAY_LENGTH), points=16)
     width = Limits.of(precision).laape_width()
@@ -81,7 +85,7 @@ def tiny_predictor(encoding="laspe", decay_length=100.0):
 def test_a_shifted_model_is_wrong_as_published_and_the_same_in_local_coordinates():
     predictor = tiny_predictor()
     before = {name: value.clone() for name, value in predictor.model.state_dict().items()}
-    rows, pictures = stability.shift_rows(Trial(predictor, 2, 512), shift=25.0)
+    rows, pictures = stability_of_models.shift_rows(Trial(predictor, 2, 512), shift=25.0)
     error = {(row.way, row.precision, row.distance): row.value for row in rows}
     assert error["published", "bfloat16", 25.0] > 10 * error["published", "bfloat16", 0.0]
     assert error["published", "float32", 25.0] < error["published", "bfloat16", 0.0]
@@ -92,7 +96,8 @@ def test_a_shifted_model_is_wrong_as_published_and_the_same_in_local_coordinates
 
 @torch.no_grad()
 def test_a_domain_beyond_laapes_limit_is_lost_as_published_only():
-    rows, _ = stability.map_rows(Trial(tiny_predictor("laape", 20.0), 4, 1024), bands=4)  # 200 decay lengths long
+    trial = Trial(tiny_predictor("laape", 20.0), 4, 1024)  # 200 decay lengths long
+    rows, _ = stability_of_models.map_rows(trial, bands=4)
     found = {(row.way, row.quantity): row.value for row in rows if row.quantity.startswith(("pred", "share"))}
     assert found["published", "prediction error"] == math.inf
     assert found["published", "share of points not finite"] > 0.5
@@ -106,23 +111,23 @@ def test_other_models_are_refused():
 
 def test_rows_survive_the_file(tmp_path):
     rows = [StabilityRow("attention", "LASPE", "local", "float16", 10.0, "output error", math.inf)]
-    stability.write_stability(tmp_path / "stability.csv", rows)
-    assert stability.read_stability(tmp_path / "stability.csv") == rows
+    stability_rows.write_stability(tmp_path / "stability.csv", rows)
+    assert stability_rows.read_stability(tmp_path / "stability.csv") == rows
 
 
 def test_the_page_says_what_is_left_out_without_a_model_and_shows_it_with_one(tmp_path):
-    rows = stability.read_stability(KEPT / "stability.csv")
+    rows = stability_rows.read_stability(KEPT / "stability.csv")
     plain = [row for row in rows if row.experiment not in ("map", "shift")]
     (tmp_path / "kernel-shapes.png").write_bytes((KEPT / "kernel-shapes.png").read_bytes())
-    stability.write_stability(tmp_path / "stability.csv", plain)
+    stability_rows.write_stability(tmp_path / "stability.csv", plain)
     np.savez(tmp_path / "maps.npz")
     page = write_stability_report(tmp_path, tmp_path / "without", "command").read_text(encoding="utf-8")
     assert "no trained Gray-Scott model" in page
     with torch.no_grad():
         trial = Trial(tiny_predictor(), 2, 512)
-        mapped, maps = stability.map_rows(trial, bands=4)
-        shifted, shifts = stability.shift_rows(trial, 25.0)
-    stability.write_stability(tmp_path / "stability.csv", [*plain, *mapped, *shifted])
+        mapped, maps = stability_of_models.map_rows(trial, bands=4)
+        shifted, shifts = stability_of_models.shift_rows(trial, 25.0)
+    stability_rows.write_stability(tmp_path / "stability.csv", [*plain, *mapped, *shifted])
     np.savez(tmp_path / "maps.npz", **maps, **shifts)
     page = write_stability_report(tmp_path, tmp_path / "with", "command").read_text(encoding="utf-8")
     assert "no trained Gray-Scott model" not in page
@@ -130,10 +135,10 @@ def test_the_page_says_what_is_left_out_without_a_model_and_shows_it_with_one(tm
 
 
 def test_the_kept_rows_show_what_they_must():
-    for text, holds in statements(Numbers(stability.read_stability(KEPT / "stability.csv"))):
+    for text, holds in statements(Numbers(stability_rows.read_stability(KEPT / "stability.csv"))):
         assert holds, text
 
 
 def test_the_documentation_shows_the_kept_rows():
-    table = choice_table(Numbers(stability.read_stability(KEPT / "stability.csv"))).markdown()
+    table = choice_table(Numbers(stability_rows.read_stability(KEPT / "stability.csv"))).markdown()
     assert table in (KEPT.parents[1] / "docs" / "precision.md").read_text(encoding="utf-8")

@@ -138,3 +138,29 @@ def test_shipped_models_step_on_a_domain_larger_than_they_were_trained_on(name):
     points = np.stack([axis.ravel() for axis in np.meshgrid(*[one_axis] * len(predictor.axes))], axis=-1)
     fields = {field: np.ones(len(points)) for field in predictor.fields}
     assert all(np.isfinite(values).all() for values in predictor.step(fields, points).values())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", shipped_models())
+def test_tiled_attention_keeps_its_tolerance_with_trained_weights(name):
+    """Trained queries and keys are sharper than random ones; what each block attends to is compared, block by block."""
+    predictor = ff.load(name, device="cpu")
+    model, tolerance = predictor.model, 1e-4
+    if not isinstance(model, ff.TransformerOperator):
+        pytest.skip("the wind's network has its own test")
+    axes = model.space_dim
+    line = (torch.arange(640 if axes == 1 else 96) + 0.5) * predictor.spacing[0] * predictor.position_scale[0]
+    positions = torch.stack(torch.meshgrid(*[line] * axes, indexing="ij"), dim=-1).reshape(-1, axes)
+    bumps = torch.sin(positions / 150).prod(-1, keepdim=True)
+    flags = torch.zeros(len(positions), axes)
+    x = model.embed(torch.cat([bumps, 1 - bumps, flags], dim=-1))[None]
+    for block in model.blocks:
+        attention, normed = block.attention, block.norm_attention(x)
+        q, (k, v) = attention.queries(normed), attention.keys_values(normed)
+        some = q[:, :, ::7], k, v, positions[::7], positions
+        tiled, formula = (
+            ff.local_attention(*some, encoding=attention.encoding, backend=backend, tolerance=tolerance)
+            for backend in ("tiled", "reference")
+        )
+        assert (tiled - formula).norm() <= tolerance * formula.norm()
+        x = block(x, positions)

@@ -72,11 +72,9 @@ def write_card(folder: Path, splits: Mapping[str, Split], statistics: Statistics
         lines.append(f"| {name} | {scale} | {cells} | {split.simulations} | {split.states} | `{file}` |")
     lines += [
         "",
-        f"States are {spec.time_step:g} {spec.time_unit} apart, cells {spec.spacing[0]:g} "
-        f"{spec.length_unit}. Positions for a "
-        f"model are multiplied by {', '.join(f'{scale:g}' for scale in spec.position_scale)}, which makes "
-        f"the training "
-        f"domain 1000 wide.",
+        f"States are {_quantity(spec.time_step, spec.time_unit)} apart, cells "
+        f"{_quantity(spec.spacing[0], spec.length_unit)} wide. Positions for a model are multiplied by "
+        f"{', '.join(f'{scale:g}' for scale in spec.position_scale)}, which makes the training domain 1000 wide.",
         "",
         "## Fields",
         "",
@@ -127,7 +125,7 @@ def picture(split: Split, simulation: int = 0) -> Figure:
         (x,) = split.domain.centres()
         for axes, (index, field) in zip(figure.subplots(2, 1, sharex=True), enumerate(spec.fields), strict=True):
             for time in times:
-                label = f"{time * spec.time_step:g} {spec.time_unit}"
+                label = _quantity(time * spec.time_step, spec.time_unit)
                 axes.plot(x, split.read(simulation, int(time))[index], label=label, linewidth=1)
             axes.set_ylabel(f"{field} [{spec.field_units[index]}]")
             axes.grid(alpha=0.3)
@@ -148,3 +146,7 @@ def picture(split: Split, simulation: int = 0) -> Figure:
     figure.colorbar(image, ax=panels, label=spec.fields[-1])
     figure.suptitle(title)
     return figure
+
+
+def _quantity(value: float, unit: str) -> str:
+    return f"{value:g}" if unit == "1" else f"{value:g} {unit}"

@@ -63,9 +63,10 @@ class StepPairs(Dataset[Sample]):
 
     ``crop`` takes a random window of that many cells per axis; cells closer than ``rim`` to a side of the
     window that is not a side of the domain get weight 0. ``points`` then draws that many points without
-    replacement. Positions and flags always are those of the whole domain. Draws come from torch's generator:
-    `torch.manual_seed` repeats them, and a DataLoader gives each worker its own stream. Files are read state
-    by state, never as a whole.
+    replacement. Of ``candidates`` windows the one is kept in which the fields change most: where nothing
+    happens, there is little to learn. Positions and flags always are those of the whole domain. Draws come
+    from torch's generator: `torch.manual_seed` repeats them, and a DataLoader gives each worker its own
+    stream. Files are read state by state, never as a whole.
     """
 
     def __init__(
@@ -77,11 +78,12 @@ class StepPairs(Dataset[Sample]):
         points: int | None = None,
         crop: tuple[int, ...] | None = None,
         rim: int = 0,
+        candidates: int = 1,
     ) -> None:
         self.split = open_split(folder, split)
         self.spec, self.domain = self.split.spec, self.split.domain
         check_stride(self.split, stride)
-        self.stride, self.points, self.rim = stride, points, rim
+        self.stride, self.points, self.rim, self.candidates = stride, points, rim, candidates
         self.crop = self.domain.cells if crop is None else tuple(crop)
         if len(self.crop) != self.domain.space_dim or not all(
             1 <= size <= cells for size, cells in zip(self.crop, self.domain.cells, strict=False)
@@ -89,6 +91,8 @@ class StepPairs(Dataset[Sample]):
             raise ValueError(f"expected a crop of 1 to {self.domain.cells} cells per axis, got {self.crop}")
         if not 0 <= 2 * rim < min(self.crop):
             raise ValueError(f"expected a rim of at least 0 and below half of the crop {self.crop}, got {rim}")
+        if candidates < 1:
+            raise ValueError(f"expected at least one candidate window, got {candidates}")
         if points is not None and not 1 <= points <= np.prod(self.crop):
             raise ValueError(f"expected 1 to {np.prod(self.crop)} points per sample, got {points}")
         statistics = read_statistics(folder, stride)
@@ -107,9 +111,12 @@ class StepPairs(Dataset[Sample]):
         if not 0 <= index < len(self):
             raise IndexError(f"expected an index from 0 to {len(self) - 1}, got {index}")
         simulation, state = divmod(index, self.split.states - self.stride)
-        window = self._draw_window()
         times = slice(state, state + self.stride + 1, self.stride)
-        now, later = torch.from_numpy(self.split.read(simulation, times, window))
+        windows = [self._draw_window() for _ in range(self.candidates)]
+        read = [torch.from_numpy(self.split.read(simulation, times, window)) for window in windows]
+        changes = [float((later - now).abs().sum()) for now, later in read] if self.candidates > 1 else [0.0]
+        chosen = int(np.argmax(changes))
+        window, (now, later) = windows[chosen], read[chosen]
         sample = Sample(
             features=torch.cat([self.standardise_state(_points(now)), _points(self._flags[:, *window])], dim=-1),
             positions=_points(self._positions[:, *window]),
@@ -118,8 +125,8 @@ class StepPairs(Dataset[Sample]):
         )
         if self.points is None:
             return sample
-        chosen = torch.randperm(len(sample.weights))[: self.points]
-        return Sample(*(values[chosen] for values in sample))
+        drawn = torch.randperm(len(sample.weights))[: self.points]
+        return Sample(*(values[drawn] for values in sample))
 
     def _draw_window(self) -> tuple[slice, ...]:
         starts = [

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from farfield.evaluation.stability import StabilityRow, read_stability
+from farfield.evaluation.stability_rows import StabilityRow, read_stability
 from farfield.report.drawn import Drawn
 from farfield.report.page import write_figure, write_page, write_picture, write_table
 from farfield.report.saved import COLOURS
@@ -285,7 +285,7 @@ def map_figure(numbers: Numbers, pictures: dict[str, NDArray]) -> Drawn | None:
     for name, way in rows:
         curve = numbers.curve("map", name, way, "bfloat16", "prediction error at this distance")
         _line(panels[-1], curve, name, way) if any(math.isfinite(error) for _, error in curve) else None
-    panels[-1].set(yscale="log", xlabel="x / longest decay length of the model", ylabel="error / mean |change|")
+    panels[-1].set(yscale="log", xlabel="x / shortest decay length of the model", ylabel="error / mean |change|")
     panels[-1].grid(alpha=0.3)
     panels[-1].set_xlim(0, max(pictures[f"map {name} extent"][0] for name in models))
     panels[-1].legend(fontsize="small", ncols=2)

@@ -26,6 +26,7 @@ def step_pair_task(config: AcademicRun) -> Task:
         "train",
         crop=None if sampling.crop is None else tuple(sampling.crop),
         rim=sampling.rim,
+        candidates=sampling.candidates,
         points=sampling.points,
     )
     validation_data = StepPairs(config.dataset, "validation")

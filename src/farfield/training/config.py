@@ -57,6 +57,8 @@ class SamplingConfig(Strict):
     """Cells per axis of a random window."""
     rim: int = Field(0, ge=0)
     """Cells along a window's cut sides that the loss leaves out: their targets depend on what was cut away."""
+    candidates: int = Field(1, ge=1)
+    """Windows drawn per item, of which the one is kept where most happens."""
     points: int | None = Field(None, ge=1)
     """Points drawn at random from the window; null for all."""
 
