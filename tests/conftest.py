@@ -66,3 +66,34 @@ def run_copy(reproduced, tmp_path):
     import shutil
 
     return Path(shutil.copytree(reproduced[1] / "laape-seed0", tmp_path / "run"))
+
+
+@pytest.fixture(scope="session")
+def urban_data(tmp_path_factory) -> Path:
+    """Seven small cities, one of those for tests stratified, and two large, of 96 cells (tests must not change it)."""
+    from urban_layout import write_dataset
+
+    folder = tmp_path_factory.mktemp("urban") / "data"
+    index = {"train_ids": [0, 1, 2], "val_ids": [3], "test_ids": [4, 5, 6], "z0": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]}
+    stability = {"invlmo": [0.0, 0.02, 0.0, 0.0, 0.0, 0.01, 0.0], "ls_z0s": [0.5]}
+    write_dataset(folder, {"total_size": 7, **index, **stability})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def urban_reproduced(urban_data, tmp_path_factory):
+    """A tiny experiment on urban wind: its description, its folder and what was said (tests must not change it)."""
+    import io
+
+    from rich.console import Console
+    from urban_layout import TINY_AB_SWIFT
+
+    from farfield.evaluation.subject import Amount
+    from farfield.recipes import experiment
+    from farfield.reproduce import reproduce
+
+    out, said = tmp_path_factory.mktemp("urban-runs"), io.StringIO()
+    plan = experiment("urban-wind", "quick", urban_data, TINY_AB_SWIFT)
+    plan = replace(plan, amounts=dict.fromkeys(plan.scales, Amount(draws=2)), minutes=0.1)
+    reproduce(plan, ["rope", "laape"], [0], out, console=Console(file=said, width=200))
+    return plan, out, said.getvalue()

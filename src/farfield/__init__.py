@@ -14,7 +14,8 @@ from farfield.attention import (
     plan_attention,
     propose_decay_lengths,
 )
-from farfield.models import Predictor, TransformerOperator, load
+from farfield.evaluation.loading import load
+from farfield.models import Predictor, TransformerOperator
 from farfield.version import __version__
 
 __all__ = [

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -183,10 +184,40 @@ def bench_solvers(
     print(markdown(results))
 
 
+@bench.command("inference")
+def bench_inference(
+    model: Annotated[str, typer.Option(help="An urban-wind model: a shipped name, or a run's folder.")],
+    data: Annotated[Path, typer.Option(help="A dataset of `farfield generate urban-wind`.")],
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here, and a table beside it.")
+    ] = None,
+    cases: Annotated[int, typer.Option(help="Test cities of each scale.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Predictions of each: the fastest time, the mean error.")] = 3,
+    solve: Annotated[bool, typer.Option(help="Run OpenFOAM beside it, instead of the recorded times.")] = False,
+) -> None:
+    """Time of a predicted wind against OpenFOAM's for s = 1, 2, 5, with the error; dense against tiled attention.
+
+    Example: `farfield bench inference --model urban-wind-laape --data data/urban-wind --json benchmarks/inference.json`
+    """
+    import json
+
+    from farfield.evaluation.inference_benchmark import benchmark_inference, markdown
+    from farfield.evaluation.urban_prediction import UrbanPredictor
+    from farfield.files import atomic_write_text
+
+    _at_least(1, cases=cases, repeats=repeats)
+    predictor = UrbanPredictor.load(model)
+    results = benchmark_inference(predictor, data, cases=cases, repeats=repeats, solve=solve, say=console.print)
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
+        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
+    print(markdown(results))
+
+
 @generate.command("urban-wind")
 def generate_urban_wind(
     preset: Annotated[str, typer.Option(help="quick (minutes), cpu (an hour), paper (a day)")] = "quick",
-    out: Annotated[Path, typer.Option(help="folder; resumes what is there")] = Path("data/urban-wind"),
+    out: Annotated[Path | None, typer.Option(help="folder; resumes what is there; data/urban-wind-PRESET")] = None,
     workers: Annotated[int, typer.Option(help="cases solved at the same time, one core each")] = 2,
     seed: Annotated[int, typer.Option(help="of the random cities")] = 0,
 ) -> None:
@@ -201,6 +232,7 @@ def generate_urban_wind(
 
     if preset not in urban_generation.PRESETS:
         raise ValueError(f"unknown preset {preset!r}; expected one of {', '.join(urban_generation.PRESETS)}")
+    out = out or Path("data") / f"urban-wind-{preset}"
     index = urban_generation.generate_urban_wind(out, urban_generation.PRESETS[preset], workers, seed)
     print(f"wrote {index} and {index.with_name('README.md')}")
 
@@ -232,8 +264,8 @@ def demo(out: Path = typer.Option(Path("farfield-demo"), help="Folder for the pi
 
 @app.command()
 def train(
-    case: str | None = typer.Argument(None, help="swe or gray-scott; not with --resume or --config."),
-    encoding: str = typer.Option("laape", help="rope, laspe, laape, flashbias, alibi or window."),
+    case: str | None = typer.Argument(None, help="swe, gray-scott or urban-wind; not with --resume or --config."),
+    encoding: str = typer.Option("laape", help="rope, laspe, laape; not for urban-wind: flashbias, alibi, window."),
     preset: str = typer.Option("cpu", help="quick, cpu or paper."),
     data: Path | None = typer.Option(None, help="Dataset folder.  [default: data/CASE-PRESET]"),
     out: Path | None = typer.Option(None, help="Run folder.  [default: runs/CASE-PRESET-ENCODING-seedN]"),
@@ -256,13 +288,13 @@ def train(
     `farfield train --resume runs/muon`
     """
     from farfield.recipes import training_run
-    from farfield.training.academic import fit
     from farfield.training.config import RunConfig, parse_settings
+    from farfield.training.fit import fit
     from farfield.training.loop import Interrupted, is_first_process
     from farfield.training.runs import Run
 
     if sum(source is not None for source in (case, config, resume)) != 1:
-        raise ValueError("give one of: a case (swe or gray-scott), --config FILE, --resume RUN")
+        raise ValueError("give one of: a case (swe, gray-scott or urban-wind), --config FILE, --resume RUN")
     if resume is not None:
         if settings or out is not None:
             raise ValueError("--resume continues a run as it was begun: --set and --out start a new one")
@@ -298,24 +330,30 @@ def train(
 @app.command()
 def evaluate(
     run: Path = typer.Argument(help="A run's folder."),
-    scales: str = typer.Option("1,2,3,7,10", help="Domain sizes, e.g. `1 2 3 7 10`: times the training domain."),
-    limit: int | None = typer.Option(None, help="Pairs of states per scale, drawn at random once; all by default."),
+    scales: str = typer.Option("", help="Domain sizes, e.g. `1 2 10`: times the training domain; the paper's if none."),
+    limit: int | None = typer.Option(
+        None, help="Per scale: pairs of states, drawn at random once, or cities of urban wind; all by default."
+    ),
     rollouts: int | None = typer.Option(None, help="Simulations per scale to roll out; all by default, 0 for none."),
+    draws: int = typer.Option(10, help="Urban wind: draws of points that each city is predicted from."),
     data: Path | None = typer.Option(None, help="Dataset folder, if not the one the run was trained on."),
     device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
 ) -> None:
-    """Measure a run's errors on domains of rising size, over one step and over rollouts: RUN/evaluation.csv.
+    """Measure a run's errors on domains of rising size: RUN/evaluation.csv.
+
+    Over one step and over rollouts; of urban wind, in the square of buildings and in the wake.
 
     Example: `farfield evaluate runs/swe-quick-laape-seed0 --scales 1 2 3 7 10`
 
     Run it again to continue: a scale that is done is not done again.
     """
-    from farfield.evaluation.domain_extension import Amount, evaluate
+    from farfield.evaluation.evaluate import evaluate
+    from farfield.evaluation.subject import Amount
 
     _at_least(0, limit=limit, rollouts=rollouts)
-    evaluate(
-        run, _listed(scales), amount=Amount(limit, rollouts), data=data, device=device, console=Console(stderr=True)
-    )
+    _at_least(1, draws=draws)
+    amount = Amount(pairs=limit, rollouts=rollouts, cities=limit, draws=draws)
+    evaluate(run, _listed(scales), amount=amount, data=data, device=device, console=Console(stderr=True))
     print(f"{run / 'evaluation.csv'}: make tables and figures of it with `farfield report {run}`")
 
 
@@ -335,7 +373,7 @@ def report(
 
 @app.command()
 def reproduce(
-    case: str = typer.Argument(help="swe, gray-scott or stability."),
+    case: str = typer.Argument(help="swe, gray-scott, urban-wind or stability."),
     preset: str = typer.Option("quick", help="quick: minutes, cpu: the best for two cores, paper: as published."),
     encodings: str = typer.Option("rope,laspe,laape", help="Encodings to compare, e.g. `rope laape`."),
     seeds: str = typer.Option("0", help="Training runs per encoding, e.g. `0 1 2`: the tables show mean and spread."),
@@ -380,28 +418,101 @@ def reproduce(
     console.print(f"[bold]{page}[/]: open it in a browser; tables and figures are beside it")
 
 
+_STATES, _CITY = "States in a file: shallow water, Gray-Scott", "Buildings in an STL: urban wind"
+
+
 @app.command()
 def predict(
     model: str = typer.Option(help="A shipped model's name, or a run's folder."),
-    input: Path = typer.Option(help="States to start from: .npz, or .hdf5 in The Well's layout."),
-    out: Path = typer.Option(help="File of the predicted states, in the input's format."),
-    steps: int = typer.Option(1, help="Saved steps to predict."),
-    start: int = typer.Option(0, help="HDF5: which of the file's states to start from; -1 for the last."),
+    out: Path = typer.Option(help="File of the prediction: the input's format, or .vtu, .vtk, .vtp, .npz for wind."),
     device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
+    input: Path | None = typer.Option(
+        None, help="States to start from: .npz, or .hdf5 in The Well's layout.", rich_help_panel=_STATES
+    ),
+    steps: int = typer.Option(1, help="Saved steps to predict.", rich_help_panel=_STATES),
+    start: int = typer.Option(
+        0, help="HDF5: which of the file's states to start from; -1 for the last.", rich_help_panel=_STATES
+    ),
+    buildings: Path | None = typer.Option(
+        None, help="STL of closed buildings: x east, y north, ground at z = 0, metres.", rich_help_panel=_CITY
+    ),
+    roughness: float | None = typer.Option(
+        None, help="Roughness length z0 of the ground [m]: 0.03 grass, 0.3 suburb, 1 city.", rich_help_panel=_CITY
+    ),
+    wind_direction: float | None = typer.Option(
+        None, help="Where the wind comes from [degrees]: 0 north, 90 east, 270 west.", rich_help_panel=_CITY
+    ),
+    inverse_length: float = typer.Option(
+        0.0, help="1/L of the air [1/m]: 0 neutral, positive stable, negative unstable.", rich_help_panel=_CITY
+    ),
+    unit: str = typer.Option("m", help="Unit of the STL: m, cm or mm.", rich_help_panel=_CITY),
+    points: Path | None = typer.Option(
+        None,
+        help="Where to predict: the cells of a volume mesh, else the points, of a .vtu, .vtk, .vtp, .npy or .npz.",
+        rich_help_panel=_CITY,
+    ),
+    spacing: float | None = typer.Option(
+        None,
+        help="Cell size [m], between the buildings, of the mesh made without --points.  [default: as in training]",
+        rich_help_panel=_CITY,
+    ),
+    fields: str | None = typer.Option(
+        None, help="What to write, e.g. `velocity k`.  [default: all that the model has]", rich_help_panel=_CITY
+    ),
+    seed: int = typer.Option(0, help="Decides which points stand for surfaces and air.", rich_help_panel=_CITY),
+    draws: int = typer.Option(1, help="Predictions to average, each with its own points.", rich_help_panel=_CITY),
 ) -> None:
-    """Predict the next states of a file, in physical units, on a domain of any size.
+    """Predict with a trained model, in physical units, on a domain of any size.
 
-    A NumPy file holds one array (N,) or (B, N) per field and `positions` (N,) or (N, P); the output holds the states
-    (steps + 1, ...), the given one first.
+    **The next states of a file** (NumPy: one array (N,) or (B, N) per field and `positions` (N,) or (N, P); the output
+    holds the states (steps + 1, ...), the given one first):
 
-    Example: `farfield predict --model swe-laape --input state.npz --out next.npz --steps 10`
+    `farfield predict --model swe-laape --input state.npz --out next.npz --steps 10`
+
+    **The steady wind around buildings**, on a mesh made around them or at your own points, with a picture of the wind
+    at 2 m height beside it; open the .vtu in ParaView:
+
+    `farfield predict --model urban-wind-laape --buildings city.stl --roughness 0.3 --wind-direction 250 --out flow.vtu`
+
+    The wind is that of the training data, 6 m/s at 80 m height. Points inside buildings get NaN.
     """
-    from farfield.evaluation.prediction import predict_file
-    from farfield.models import load
+    from farfield.evaluation.loading import load
+    from farfield.models import Predictor
 
-    _at_least(1, steps=steps)
-    predict_file(load(model, device=device), input, out, steps, start)
-    print(f"{out}: {steps} {'step' if steps == 1 else 'steps'} predicted")
+    if (input is None) == (buildings is None):
+        raise ValueError("give either --input FILE (states) or --buildings STL (urban wind)")
+    _at_least(1, steps=steps, draws=draws)
+    predictor = load(model, device=device)
+    if isinstance(predictor, Predictor) != (buildings is None):
+        needed = "--input with states" if isinstance(predictor, Predictor) else "--buildings with an STL"
+        raise ValueError(f"{model} is a model of {predictor.case}: it needs {needed}")
+    if isinstance(predictor, Predictor):
+        from farfield.evaluation.prediction import predict_file
+
+        assert input is not None
+        predict_file(predictor, input, out, steps, start)
+        print(f"{out}: {steps} {'step' if steps == 1 else 'steps'} predicted")
+        return
+    from farfield.evaluation.city_files import predict_city
+
+    assert buildings is not None
+    if roughness is None or wind_direction is None:
+        raise ValueError("--buildings needs --roughness (z0 in metres) and --wind-direction (degrees)")
+    written = predict_city(
+        predictor,
+        buildings,
+        out,
+        roughness=roughness,
+        wind_direction=wind_direction,
+        inverse_length=inverse_length,
+        unit=unit,
+        points=points,
+        spacing=spacing,
+        fields=None if fields is None else _listed(fields),
+        seed=seed,
+        draws=draws,
+    )
+    print(f"wrote {' and '.join(map(str, written))}")
 
 
 def _listed(text: str) -> list[str]:
@@ -420,7 +531,7 @@ def _joined(arguments: list[str]) -> list[str]:
     into_list = False
     for argument in arguments:
         if argument.startswith("-"):
-            into_list = argument in ("--scales", "--encodings", "--seeds")
+            into_list = argument in ("--scales", "--encodings", "--seeds", "--fields")
             out.append(argument)
         elif into_list and not out[-1].startswith("-"):
             out[-1] += "," + argument
@@ -429,8 +540,22 @@ def _joined(arguments: list[str]) -> list[str]:
     return out
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Our warnings, like our errors, are for the user: a line without the place in the code."""
+    text = f"[bold yellow]warning:[/] {escape(str(message))}"
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line, not a traceback (unless FARFIELD_DEBUG is set)."""
+    warnings.showwarning = _show_warning
     try:
         app(_joined(sys.argv[1:]))
     except (ValueError, OSError, RuntimeError) as error:

@@ -1,8 +1,9 @@
-"""The paper's academic experiment from one command: generate, train, evaluate, report."""
+"""The paper's experiments from one command: generate, train, evaluate, report."""
 
 from __future__ import annotations
 
 import csv
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,15 +12,17 @@ from rich.console import Console
 from rich.progress import Progress
 
 from farfield.datasets import generation
-from farfield.evaluation.domain_extension import evaluate
+from farfield.datasets.urban_generation import UrbanPreset, generate_urban_wind
+from farfield.datasets.urban_wind import INDEX_FILE
+from farfield.evaluation.evaluate import evaluate
 from farfield.evaluation.stability import evaluate_stability
 from farfield.models import load
 from farfield.models.predictor import shipped_models
 from farfield.recipes import Experiment
 from farfield.report.page import write_report
 from farfield.report.stability import write_stability_report
-from farfield.training.academic import fit
 from farfield.training.config import RunConfig
+from farfield.training.fit import fit
 from farfield.training.runs import Run
 
 
@@ -51,9 +54,7 @@ def reproduce(
         highlight=False,
     )
     _say(console, 1, f"data in {experiment.data}")
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("generating", total=sum(map(experiment.dataset.work, experiment.dataset.splits.values())))
-        generation.generate(experiment.dataset, experiment.data, report=lambda _, work: bars.advance(task, work))
+    _generate(experiment, console)
     for number, name in enumerate(todo, 1):
         _say(console, 2, f"training {name} ({number} of {len(todo)})")
         begun = runs[name].state_path.exists()
@@ -62,7 +63,7 @@ def reproduce(
         _say(console, 3, f"evaluating {name}")
         for scale in experiment.scales:
             amount = experiment.amount(config.encoding.name, scale)
-            if amount.pairs == 0:
+            if 0 in (amount.pairs, amount.cities):
                 console.print(f"{name}, s = {scale}: left out, it would take hours here", highlight=False)
                 continue
             evaluate(runs[name].folder, [scale], amount=amount, data=experiment.data, console=console)
@@ -80,6 +81,20 @@ def reproduce_stability(models: Sequence[str], preset: str, out: Path, *, consol
     evaluate_stability(out, predictors, preset, lambda text: console.print(text, highlight=False))
     command = shlex.join(["farfield", "reproduce", "stability", "--preset", preset, *(f"--model={m}" for m in models)])
     return write_stability_report(out, out / "report", command)
+
+
+def _generate(experiment: Experiment, console: Console) -> None:
+    """Make the data, or what is missing of it."""
+    dataset = experiment.dataset
+    if isinstance(dataset, UrbanPreset):
+        # written last, so all is there: OpenFOAM is not needed, and the data may be the published one
+        if not (experiment.data / INDEX_FILE).exists():
+            workers = os.cpu_count() or 1
+            generate_urban_wind(experiment.data, dataset, workers, show_progress=console.is_terminal)
+        return
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("generating", total=sum(map(dataset.work, dataset.splits.values())))
+        generation.generate(dataset, experiment.data, report=lambda _, work: bars.advance(task, work))
 
 
 def is_trained(run: Run) -> bool:

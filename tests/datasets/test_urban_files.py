@@ -8,10 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from vtkmodules.util.numpy_support import numpy_to_vtk
-from vtkmodules.vtkCommonCore import vtkPoints
-from vtkmodules.vtkCommonDataModel import VTK_HEXAHEDRON, vtkCellArray, vtkPolyData, vtkUnstructuredGrid
-from vtkmodules.vtkIOLegacy import vtkPolyDataWriter, vtkUnstructuredGridWriter
+from urban_layout import write_dataset, write_volume
 
 from farfield.datasets.urban_sampling import (
     PointCounts,
@@ -38,78 +35,9 @@ INDEX = {
 }
 
 
-def corner_points(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    unit = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1], [0, 1, 1]])
-    return low + unit * (high - low)
-
-
-def write_volume(path: Path, scale: float, seed: int, leave_out: str = "") -> dict[str, np.ndarray]:
-    """A box of 8 x 4 x 3 hexahedra around the square, with random fields; returns the fields."""
-    rng = np.random.default_rng(seed)
-    points, grid = vtkPoints(), vtkUnstructuredGrid()
-    grid.Allocate(96)
-    low, high = (
-        np.array([-145.0, -110, 0]) * [scale, scale, 1],
-        np.array([305.0, 110, 55]) * [scale, scale, 1],
-    )
-    size = (high - low) / [8, 4, 3]
-    centres = []
-    for cell in np.ndindex(8, 4, 3):
-        corners = corner_points(low + cell * size, low + (np.array(cell) + 1) * size)
-        ids = [points.InsertNextPoint(corner) for corner in corners]
-        grid.InsertNextCell(VTK_HEXAHEDRON, 8, ids)
-        centres.append(corners.mean(0))
-    grid.SetPoints(points)
-    fields = {
-        "velocity": rng.normal(3, 1, (96, 3)),
-        "pressure": rng.normal(0, 5, 96),
-        "pottemp": rng.normal(293, 2, 96),
-        "k": rng.lognormal(0, 1, 96),
-        "epsilon": rng.lognormal(-3, 1, 96),
-        "node_type": rng.integers(0, 2, (96, 2)).astype(np.uint8),
-    }
-    for name, values in fields.items():
-        if name != leave_out:
-            array = numpy_to_vtk(values, deep=True)
-            array.SetName(name)
-            grid.GetCellData().AddArray(array)
-    writer = vtkUnstructuredGridWriter()
-    writer.SetFileName(str(path))
-    writer.SetFileTypeToBinary()
-    writer.SetInputData(grid)
-    writer.Write()
-    return {"centres": np.array(centres), **fields}
-
-
-def write_quads(path: Path, quads: list[np.ndarray]) -> None:
-    points, cells = vtkPoints(), vtkCellArray()
-    for quad in quads:
-        cells.InsertNextCell(4)
-        for corner in quad:
-            cells.InsertCellPoint(points.InsertNextPoint(corner))
-    surface = vtkPolyData()
-    surface.SetPoints(points)
-    surface.SetPolys(cells)
-    writer = vtkPolyDataWriter()
-    writer.SetFileName(str(path))
-    writer.SetFileTypeToBinary()
-    writer.SetInputData(surface)
-    writer.Write()
-
-
 @pytest.fixture
 def published(tmp_path: Path) -> tuple[Path, dict[str, dict[str, np.ndarray]]]:
-    (tmp_path / "random_buildings_dataset.json").write_text(json.dumps(INDEX))
-    written = {}
-    for seed, name in enumerate(["0", "1", "2", "3", "ls_0", "vls_0"]):
-        scale = {"l": 2.0, "v": 5.0}.get(name[0], 1.0)
-        written[name] = write_volume(tmp_path / f"volume_{name}.vtk", scale, seed)
-        box = corner_points(np.array([-10.0, -10, 0]), np.array([10.0, 10, 20]))
-        sides = [(4, 5, 6, 7), (0, 1, 5, 4), (1, 2, 6, 5), (2, 3, 7, 6), (3, 0, 4, 7)]
-        write_quads(tmp_path / f"buildings_{name}.vtk", [box[list(side)] for side in sides])
-        ground = corner_points(np.array([-145.0 * scale, -110 * scale, 0]), np.array([305 * scale, 110 * scale, 1]))
-        write_quads(tmp_path / f"ground_{name}.vtk", [ground[:4]])
-    return tmp_path, written
+    return tmp_path, write_dataset(tmp_path, INDEX)
 
 
 def test_every_field_of_a_published_case_is_read(published) -> None:

@@ -8,8 +8,9 @@ from rich.console import Console
 
 import farfield as ff
 from farfield.datasets.storage import open_split
-from farfield.evaluation.domain_extension import Amount, evaluate
+from farfield.evaluation.evaluate import evaluate
 from farfield.evaluation.rows import Row, read_rows, write_rows
+from farfield.evaluation.subject import Amount
 from farfield.training.runs import load_weights, save_weights
 
 QUIET = Console(quiet=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from farfield.datasets.generation import SplitConfig, generate, shallow_water_config
-from farfield.training.config import RunConfig
+from farfield.training.config import AcademicRun
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,9 @@ def small_data(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def tiny(small_data) -> RunConfig:
+def tiny(small_data) -> AcademicRun:
     """Thirty steps of a tiny model."""
-    config = RunConfig(case="swe", dataset=str(small_data))
+    config = AcademicRun(case="swe", dataset=str(small_data))
     return config.changed(
         {
             "model.width": 24,

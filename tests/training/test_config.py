@@ -2,7 +2,7 @@ import pytest
 
 import farfield as ff
 from farfield.recipes import training_run
-from farfield.training.config import EncodingConfig, RunConfig, parse_settings
+from farfield.training.config import EncodingConfig, RunConfig, UrbanRun, parse_settings
 
 
 @pytest.mark.parametrize("case", ["swe", "gray-scott"])
@@ -35,6 +35,35 @@ def test_the_paper_preset_is_the_papers_table(case, encoding):
     assert config.encoding.decay_length == (None if encoding == "rope" else 250)
     assert config.encoding.decay_length_plus is config.encoding.decay_length_minus is None
     assert not config.encoding.learned
+
+
+@pytest.mark.parametrize("encoding", ["rope", "laspe", "laape"])
+def test_the_paper_preset_of_urban_wind_is_the_papers_table(encoding):
+    config = training_run("urban-wind", "paper", encoding, "data")
+    model, points, training = config.model, config.points, config.training
+    # Table "AB-SWIFT hyperparameters"
+    assert (model.width, model.heads, model.expansion) == (192, 3, 4)
+    assert (model.obstacle_radius, model.terrain_radius) == (1, 5)
+    assert (model.processor_depth, model.decoder_depth) == (3, 4)
+    assert (points.obstacles, points.terrain) == (4096, 4096)
+    assert (points.obstacle_supernodes, points.terrain_supernodes, points.anchors) == (1024, 1024, 8192)
+    assert model.fields == {"velocity": 3, "pressure": 1, "k": 1, "epsilon": 1}
+    assert (config.encoding.rotary.max_wavelength, config.encoding.rotary.min_wavelength) == (10_000, None)
+    assert config.encoding.decay_factor == 1
+    # Appendix "Training setup"
+    academic = training_run("swe", "paper", encoding, "data").training
+    assert training == academic.model_copy(update={"epochs": 500, "batch_size": 1})
+
+
+@pytest.mark.parametrize("preset", ["quick", "cpu", "paper"])
+@pytest.mark.parametrize("encoding", ["rope", "laspe", "laape"])
+def test_urban_presets_go_to_yaml_and_back(tmp_path, preset, encoding):
+    config = training_run("urban-wind", preset, encoding, "data", seed=3)
+    config.save(tmp_path / "config.yaml")
+    again = RunConfig.load(tmp_path / "config.yaml")
+    assert isinstance(again, UrbanRun) and again == config
+    rope = training_run("urban-wind", preset, "rope", "data", seed=3)
+    assert (rope.model, rope.points, rope.training) == (config.model, config.points, config.training)  # the same budget
 
 
 @pytest.mark.parametrize("case", ["swe", "gray-scott"])
@@ -87,6 +116,33 @@ def test_a_wrong_value_says_what_was_expected_and_what_was_given(changes, messag
         training_run("swe", "paper", "laape", "data").changed(changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"points.anchor": 3}, r"points: unknown key 'anchor': did you mean 'anchors'\?"),
+        ({"sampling.crop": [3]}, "unknown key 'sampling'"),
+        ({"points.obstacle_supernodes": 9999}, "chosen among 4096 points, got 9999"),
+        ({"encoding.name": "alibi"}, "'rope', 'laspe' or 'laape', got 'alibi'"),
+        ({"encoding.name": "rope", "encoding.decay_factor": 2}, "rope has no decay length, got decay_factor 2"),
+        ({"model.width": 100}, "multiple of heads, got 100 and 3"),
+        ({"training.loss": "relative"}, "trained with the loss mse, got relative"),
+        ({"case": "urban"}, "expected as case one of urban-wind, got 'urban'"),
+    ],
+)
+def test_urban_wind_refuses_what_it_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message):
+        training_run("urban-wind", "paper", "laape", "data").changed(changes)
+
+
+def test_the_network_is_what_its_settings_say():
+    changes = {"model.width": 24, "model.decoder_depth": 2, "encoding.decay_factor": 0.5, "model.fields": {"k": 1}}
+    model = training_run("urban-wind", "paper", "laape", "data").changed(changes).build()
+    assert len(model.processor) == 6 and len(model.decoder) == 2 and model.fields == {"k": 1}
+    assert model.pool_terrain.radius == 5
+    downstream = [blocks[0].attention.encoding.decay_length_minus for blocks in (model.geometry, model.decoder)]
+    assert [lengths.maximum.tolist() for lengths in downstream] == [[55.5, 125, 250], [112.5, 125, 250]]
+
+
 def test_settings_are_read_as_yaml():
     assert parse_settings(["a.b=96", "c=1e-3", "d=[[1], [2.5]]", "e=null", "f=muon", "g=true"]) == {
         "a.b": 96,
@@ -108,7 +164,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path):
 
 
 def test_names_a_user_types_are_checked():
-    with pytest.raises(ValueError, match="unknown case 'sew': expected one of gray-scott, swe"):
+    with pytest.raises(ValueError, match="unknown case 'sew': expected one of gray-scott, swe, urban-wind"):
         training_run("sew", "cpu", "laape", "data")
     with pytest.raises(ValueError, match="no preset 'fast': expected one of"):
         training_run("swe", "fast", "laape", "data")

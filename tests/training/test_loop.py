@@ -20,8 +20,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from farfield.recipes import training_run
-from farfield.training.academic import fit
 from farfield.training.config import TrainingConfig
+from farfield.training.fit import fit
 from farfield.training.loop import Diverged, Interrupted
 from farfield.training.optimisers import learning_rate
 from farfield.training.runs import Run, load_weights, save_weights
@@ -66,7 +66,7 @@ def assert_same_run(one: Run, other: Run) -> None:
 def test_a_run_killed_at_random_and_resumed_ends_with_the_same_weights(tiny, tmp_path):
     config = tiny.changed({**AWKWARD, "training.steps": 60})
     forkserver = multiprocessing.get_context("forkserver")
-    forkserver.set_forkserver_preload(["farfield.training.academic", "torch.utils.tensorboard"])
+    forkserver.set_forkserver_preload(["farfield.training.fit", "torch.utils.tensorboard"])
     whole = Run(tmp_path / "whole")  # in a process like the others: this one may round otherwise
     child = forkserver.Process(target=fit, args=(config, whole))
     child.start()

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyvista as pv
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from vtkmodules.vtkIOLegacy import vtkDataWriter, vtkPolyDataWriter, vtkUnstructuredGridWriter
 
 from farfield.datasets.urban_card import write_card
-from farfield.datasets.urban_wind import INDEX_FILE, SPLIT_INDEX, SPLIT_SCALES
-from farfield.files import atomic_path, atomic_write_text
+from farfield.datasets.urban_wind import INDEX_FILE, SPLIT_INDEX, SPLIT_SCALES, case_name
+from farfield.files import atomic_write_text
 from farfield.geometry.buildings import Box, UrbanDomain, random_buildings
+from farfield.geometry.vtk_files import write_vtk
 from farfield.solvers.openfoam_case import SolverSettings
 from farfield.solvers.urban_mesh import CartesianMesh
 from farfield.solvers.urban_wind import (
@@ -74,7 +73,7 @@ class CaseId:
 
     @property
     def name(self) -> str:
-        return str(self.number) if SPLIT_SCALES[self.split] == 1 else f"{self.split}_{self.number}"
+        return case_name(self.split, self.number)
 
 
 def list_cases(preset: UrbanPreset) -> list[CaseId]:
@@ -232,21 +231,11 @@ def _attempt_record(attempt: int, boxes: list[Any], convergence: Convergence) ->
 
 
 def _write_vtk(out: Path, name: str, solution: WindSolution) -> None:
-    datasets = {"volume": solution.volume, **{key: solution.boundary[key] for key in ("buildings", "ground")}}
-    for kind, dataset in datasets.items():
-        writer: vtkDataWriter
-        if isinstance(dataset, pv.PolyData):
-            dataset = dataset.copy()
-            dataset.clear_data()
-            writer = vtkPolyDataWriter()
-        else:
-            writer = vtkUnstructuredGridWriter()
-        with atomic_path(out / f"{kind}_{name}.vtk") as partial:
-            writer.SetFileName(str(partial))
-            writer.SetFileTypeToBinary()
-            writer.SetInputData(dataset)
-            if not writer.Write():
-                raise OSError(f"VTK could not write {out / f'{kind}_{name}.vtk'}")
+    write_vtk(out / f"volume_{name}.vtk", solution.volume)
+    for kind in ("buildings", "ground"):
+        surface = solution.boundary[kind].copy()
+        surface.clear_data()
+        write_vtk(out / f"{kind}_{name}.vtk", surface)
 
 
 def _write_index(out: Path, cases: list[CaseId], seed: int) -> None:

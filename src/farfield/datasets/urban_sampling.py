@@ -172,12 +172,16 @@ class PointCounts:
 
     def grown(self, square: float, ground: float, cells: float) -> PointCounts:
         """Counts for a city whose building square, ground and cells are so many times those of training."""
+
+        def at_least_one(count: float) -> int:
+            return max(1, round(count))
+
         return PointCounts(
-            obstacles=round(self.obstacles * square),
-            terrain=round(self.terrain * ground),
-            obstacle_supernodes=round(self.obstacle_supernodes * square),
-            terrain_supernodes=round(self.terrain_supernodes * ground),
-            anchors=round(self.anchors * cells),
+            obstacles=at_least_one(self.obstacles * square),
+            terrain=at_least_one(self.terrain * ground),
+            obstacle_supernodes=at_least_one(self.obstacle_supernodes * square),
+            terrain_supernodes=at_least_one(self.terrain_supernodes * ground),
+            anchors=at_least_one(self.anchors * cells),
             queries=None if self.queries is None else round(self.queries * cells),
         )
 
@@ -220,9 +224,24 @@ class UrbanSample:
         }
         return cls(name=", ".join(sample.name for sample in samples), scale=samples[0].scale, **batch)
 
+    def city(self) -> dict[str, Any]:
+        """What a network receives, by the names of its arguments; of a batch, or of one sample."""
+        return {name: getattr(self, name) for name in _CITY}
+
     def to(self, device: torch.device | str) -> UrbanSample:
         moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.__dict__.items()}
         return UrbanSample(**moved)
+
+
+_CITY = (
+    "obstacle_points",
+    "obstacle_supernodes",
+    "terrain_points",
+    "terrain_supernodes",
+    "terrain_features",
+    "profile",
+    "anchors",
+)
 
 
 @dataclass
@@ -235,7 +254,8 @@ class UrbanWindDataset(torch.utils.data.Dataset[UrbanSample]):
         train.draw = epoch
         sample = train[0]
 
-    The same seed, draw and case give the same points. ``neutral_only`` leaves out cases with 1/L != 0.
+    The same seed, draw and case give the same points; with ``draw=None``, new ones are drawn at every access, from
+    PyTorch's generator. ``neutral_only`` leaves out cases with 1/L != 0.
     """
 
     files: UrbanWindFiles
@@ -244,7 +264,7 @@ class UrbanWindDataset(torch.utils.data.Dataset[UrbanSample]):
     counts: PointCounts = field(default_factory=PointCounts)
     seed: int = 0
     neutral_only: bool = False
-    draw: int = 0
+    draw: int | None = 0
 
     def __post_init__(self) -> None:
         if self.files.fields != self.normalisation.fields:
@@ -262,7 +282,8 @@ class UrbanWindDataset(torch.utils.data.Dataset[UrbanSample]):
 
     def __getitem__(self, index: int) -> UrbanSample:
         number = self.ids[index]
-        rng = np.random.default_rng([self.seed, self.draw, SPLIT_INDEX[self.split], number])
+        draw = int(torch.randint(1 << 62, ())) if self.draw is None else self.draw
+        rng = np.random.default_rng([self.seed, draw, SPLIT_INDEX[self.split], number])
         return draw_sample(self.files.load(self.split, number), self.normalisation, self.counts, rng)
 
 

@@ -36,6 +36,11 @@ FIELD_WIDTHS = {"velocity": 3, "pressure": 1, "k": 1, "epsilon": 1, "pottemp": 1
 DEFAULT_FIELDS = ("velocity", "pressure", "k", "epsilon")
 
 
+def case_name(split: str, number: int) -> str:
+    """As in the names of the files: the large cities are numbered on their own."""
+    return str(number) if SPLIT_SCALES[split] == 1 else f"{split}_{number}"
+
+
 def channel_names(fields: Iterable[str]) -> tuple[str, ...]:
     """Names of the target channels: velocity_x, velocity_y, velocity_z, pressure, ..."""
     names: list[str] = []
@@ -105,12 +110,17 @@ class UrbanCase:
         return float(self.obstacles[..., 2].max())
 
     @cached_property
-    def plan_density(self) -> float:
-        """Share of the building square that is covered by roofs."""
+    def roof_area(self) -> float:
+        """Seen from above, m²."""
         edges = self.obstacles[:, 1:, :2] - self.obstacles[:, :1, :2]
         roofs = np.abs(edges[:, 0, 0] * edges[:, 1, 1] - edges[:, 0, 1] * edges[:, 1, 0]) / 2
         above = self.obstacles[..., 2].min(1) > 1e-3
-        return float(roofs[above].sum() / (100.0 * self.scale) ** 2)
+        return float(roofs[above].sum())
+
+    @property
+    def plan_density(self) -> float:
+        """Share of the building square that is covered by roofs."""
+        return self.roof_area / (100.0 * self.scale) ** 2
 
 
 class UrbanWindFiles:
@@ -148,13 +158,17 @@ class UrbanWindFiles:
             return float(self.index["z0"][number]), float(self.index["invlmo"][number])
         return float(self.index["ls_z0s"][number]), 0.0
 
+    def volume(self, split: str, number: int) -> Any:
+        """The mesh of the air with its cell data, as VTK holds it."""
+        return _read_vtk(self.folder / f"volume_{case_name(split, number)}.vtk")
+
     def load(self, split: str, number: int) -> UrbanCase:
         """Read one case."""
         if self._memory is not None and (split, number) in self._memory:
             return self._memory[split, number]
-        name = str(number) if SPLIT_SCALES[split] == 1 else f"{split}_{number}"
+        name = case_name(split, number)
         roughness, inverse_length = self.conditions(split, number)
-        volume = _read_vtk(self.folder / f"volume_{name}.vtk")
+        volume = self.volume(split, number)
         case = UrbanCase(
             name=name,
             scale=SPLIT_SCALES[split],

@@ -143,7 +143,9 @@ def sample_surface(triangles: Array, count: int, rng: np.random.Generator) -> Ar
 
 
 def walls_and_roofs(mesh: trimesh.Trimesh) -> Array:
-    """Triangles (T, 3, 3) of the surface that the wind touches: those not lying on or below the ground."""
+    """Triangles (T, 3, 3) of the surface that the wind touches: cut off at the ground, without floors on it."""
+    if mesh.bounds[0, 2] < 0:
+        mesh = mesh.slice_plane([0, 0, 0], [0, 0, 1])
     return np.asarray(mesh.triangles[mesh.triangles[:, :, 2].max(1) > 1e-6], dtype=float)
 
 

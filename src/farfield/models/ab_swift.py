@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from scipy.spatial import cKDTree
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import LAAPE, LASPE, Encoding, RoPE
 from farfield.models.transformer_operator import Block, pointwise
@@ -189,15 +190,18 @@ class Branch:
     positions: Tensor
     tokens: Tensor
     options: dict[str, Any]  # of :func:`farfield.local_attention`
+    checkpointing: bool = False
 
     def offer(self, block: Block) -> Offer:
         return Offer(block, self.positions, *block.keys_values(self.tokens))
 
     def read(self, offer: Offer) -> None:
         """Let the tokens pass the offer's block; the one place where the network calls attention."""
-        self.tokens = offer.block.read(
-            self.tokens, offer.keys, offer.values, self.positions, offer.positions, **self.options
-        )
+        given = (self.tokens, offer.keys, offer.values, self.positions, offer.positions)
+        if self.checkpointing and torch.is_grad_enabled():
+            self.tokens = checkpoint(offer.block.read, *given, use_reentrant=False, **self.options)
+        else:
+            self.tokens = offer.block.read(*given, **self.options)
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,8 @@ class AbSwift(nn.Module):
         terrain_features: features per terrain point: roughness z0 and 1/L.
         profile_shape: heights and columns of the inflow profile.
         metres_per_unit: per axis, the length of one unit of position.
+        checkpointing: keep only what the blocks receive in training and recompute the rest (less memory, a third more
+            time).
         backend, tolerance: as in :func:`farfield.local_attention`; plain attributes, may be changed at any time.
     """
 
@@ -254,6 +260,7 @@ class AbSwift(nn.Module):
         terrain_features: int = 2,
         profile_shape: tuple[int, int] = (64, 4),
         metres_per_unit: Sequence[float] = METRES_PER_UNIT,
+        checkpointing: bool = False,
         backend: str = "auto",
         tolerance: float = 1e-4,
     ):
@@ -287,7 +294,7 @@ class AbSwift(nn.Module):
             raise ValueError(f"velocity must have {space_dim} components, one per axis, got {fields['velocity']}")
         self.space_dim, self.terrain_features, self.profile_shape = space_dim, terrain_features, tuple(profile_shape)
         self.fields = dict(fields)
-        self.backend, self.tolerance = backend, tolerance
+        self.checkpointing, self.backend, self.tolerance = checkpointing, backend, tolerance
         self.register_buffer("metres_per_unit", torch.tensor(metres_per_unit), persistent=False)
 
         def blocks(encoding: Encoding, count: int) -> nn.ModuleList:
@@ -395,7 +402,8 @@ class AbSwift(nn.Module):
         return torch.cat(out, dim=1) if out else encoded.start.new_zeros(*queries.shape[:2], sum(self.fields.values()))
 
     def _branch(self, positions: Tensor, tokens: Tensor) -> Branch:
-        return Branch(positions, tokens, {"backend": self.backend, "tolerance": self.tolerance})
+        options = {"backend": self.backend, "tolerance": self.tolerance}
+        return Branch(positions, tokens, options, self.checkpointing)
 
     def _project(self, tokens: Tensor, frame: Frame | None) -> Tensor:
         def fields(part: Tensor) -> Tensor:

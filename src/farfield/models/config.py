@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from farfield.attention import LAAPE, LASPE, ALiBi, Encoding, FlashBias, RoPE, Window
+from farfield.models.ab_swift import FIELDS, AbSwift, AbSwiftEncodings, ab_swift_encodings
 from farfield.models.transformer_operator import TransformerOperator
 
 Lengths = float | list[float] | list[list[float]]
@@ -43,8 +44,18 @@ class RotaryConfig(Strict):
     min_wavelength: float | None = Field(None, gt=0)
     """None for the paper's frequencies, else wavelengths from here (twice the point spacing, say) to max_wavelength."""
 
+    def build(self) -> RoPE:
+        """The rotation itself."""
+        return RoPE(self.max_wavelength, self.min_wavelength)
 
-class EncodingConfig(Strict):
+
+class NamedEncoding(Strict):
+    """What the encodings of all networks have: the name under which results are reported."""
+
+    name: EncodingName
+
+
+class EncodingConfig(NamedEncoding):
     """How positions act on attention: a rotation of queries and keys, and a distance bias."""
 
     name: EncodingName = "laape"
@@ -80,7 +91,7 @@ class EncodingConfig(Strict):
 
     def build(self, heads: int, head_dim: int) -> Encoding:
         """The encoding itself."""
-        rotary = None if self.rotary is None else RoPE(self.rotary.max_wavelength, self.rotary.min_wavelength)
+        rotary = None if self.rotary is None else self.rotary.build()
         length = 250.0 if self.decay_length is None else self.decay_length
         limits: dict[str, Any] = {"learned": self.learned, "max_decay_length": self.max_decay_length}
         if self.name == "rope":
@@ -106,13 +117,11 @@ class EncodingConfig(Strict):
         return Window(2 * length, rotary=rotary)
 
 
-class ModelConfig(Strict):
-    """The size of the network and how its attention is computed."""
+class SizeConfig(Strict):
+    """What both networks have: the size of their blocks and how their attention is computed."""
 
     width: int = Field(192, ge=1)
     """Channels per point."""
-    depth: int = Field(6, ge=1)
-    """Transformer blocks."""
     heads: int = Field(3, ge=1)
     """Attention heads; width must be a multiple of it."""
     expansion: int = Field(4, ge=1)
@@ -124,9 +133,60 @@ class ModelConfig(Strict):
     tolerance: float = Field(1e-4, gt=0, lt=1)
     """Relative error that a sparse backend may make."""
 
+
+class ModelConfig(SizeConfig):
+    """The transformer operator: its size and how its attention is computed."""
+
+    depth: int = Field(6, ge=1)
+    """Transformer blocks."""
+
     def build(
         self, encoding: EncodingConfig, in_features: int, out_features: int, space_dim: int
     ) -> TransformerOperator:
         """The network, with fresh weights."""
         built = encoding.build(self.heads, self.width // self.heads)
         return TransformerOperator(in_features, out_features, space_dim, encoding=built, **self.model_dump())
+
+
+class AbSwiftEncodingConfig(NamedEncoding):
+    """How positions act on AB-SWIFT's attention: the paper's decay lengths for each part of it, times a factor."""
+
+    name: Literal["rope", "laspe", "laape"] = "laape"
+    """rope (no bias), laspe or laape."""
+    decay_factor: float = Field(1.0, gt=0)
+    """Multiplies all decay lengths."""
+    rotary: RotaryConfig = RotaryConfig()
+    """The rotary embedding."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.name == "rope" and self.decay_factor != 1:
+            raise ValueError(f"rope has no decay length, got decay_factor {self.decay_factor}")
+        return self
+
+    def build(self) -> AbSwiftEncodings:
+        """The encodings themselves."""
+        return ab_swift_encodings(self.name, factor=self.decay_factor, rotary=self.rotary.build())
+
+
+class AbSwiftConfig(SizeConfig):
+    """AB-SWIFT: what it predicts, its size and how its attention is computed. The defaults are the paper's."""
+
+    fields: dict[str, int] = FIELDS
+    """Names and numbers of components of what it predicts."""
+    geometry_depth: int = Field(1, ge=1)
+    """Pairs of blocks (self-attention, cross-attention) for obstacles and terrain."""
+    processor_depth: int = Field(3, ge=1)
+    """Pairs of blocks between geometry and volume."""
+    decoder_depth: int = Field(4, ge=1)
+    """Blocks on the volume alone."""
+    obstacle_radius: float = Field(1.0, gt=0)
+    """Metres around a supernode of the obstacles within which points send it messages."""
+    terrain_radius: float = Field(5.0, gt=0)
+    """The same for the terrain."""
+    max_neighbours: int = Field(32, ge=1)
+    """So many points at most send messages to a supernode: the nearest."""
+
+    def build(self, encoding: AbSwiftEncodingConfig) -> AbSwift:
+        """The network, with fresh weights."""
+        return AbSwift(encoding.build(), **self.model_dump())

@@ -38,13 +38,8 @@ def load(name_or_run: str | Path, *, device: str | torch.device | None = None) -
 
     ``load("swe-laape").step({"v": v, "h": h}, positions)``; ``device`` is CUDA where there is one, unless given.
     """
-    folder = Path(name_or_run)
-    if str(name_or_run) in shipped_models():
-        folder = SHIPPED / str(name_or_run)
-    elif not folder.is_dir():
-        known = ", ".join(shipped_models()) or "none in this installation"
-        raise ValueError(f"no model {str(name_or_run)!r}: expected a run's folder or a shipped model ({known})")
-    config, description = _read(folder / "config.yaml"), _read(folder / "dataset.json")
+    folder = model_folder(name_or_run)
+    config, description = read_description(folder / "config.yaml"), read_description(folder / "dataset.json")
     try:
         encoding = EncodingConfig.model_validate(config["encoding"])
         size = ModelConfig.model_validate(config["model"])
@@ -56,6 +51,16 @@ def load(name_or_run: str | Path, *, device: str | torch.device | None = None) -
         return Predictor(model.to(device), description, encoding.name)
     except (KeyError, TypeError, ValidationError) as error:
         raise ValueError(f"{folder} does not describe a trained model: {type(error).__name__}: {error}") from None
+
+
+def model_folder(name_or_run: str | Path) -> Path:
+    """The folder of a shipped model, or the given one."""
+    if str(name_or_run) in shipped_models():
+        return SHIPPED / str(name_or_run)
+    if not Path(name_or_run).is_dir():
+        known = ", ".join(shipped_models()) or "none in this installation"
+        raise ValueError(f"no model {str(name_or_run)!r}: expected a run's folder or a shipped model ({known})")
+    return Path(name_or_run)
 
 
 def shipped_models() -> list[str]:
@@ -195,7 +200,7 @@ class Predictor:
         return {name: columns[..., i].reshape(shape).astype(dtype) for i, name in enumerate(self.fields)}
 
 
-def _read(path: Path) -> Any:
+def read_description(path: Path) -> Any:
     """YAML or JSON (which is YAML) as plain values."""
     if not path.is_file():
         raise ValueError(f"{path.parent} is not a trained model: it has no {path.name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -14,17 +13,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from numpy.typing import NDArray
 
 from farfield.evaluation.rows import scale_order
+from farfield.report.drawn import Drawn
 from farfield.report.saved import COLOURS, NAMES, Results, SavedRun, published
+from farfield.report.wind import wind_speeds
 
 mpl.rcParams["font.size"] = 9
-
-
-class Drawn(NamedTuple):
-    """A figure and what it shows."""
-
-    name: str
-    caption: str
-    figure: Figure
 
 
 def case_figures(results: Results) -> Iterator[Drawn]:
@@ -33,6 +26,9 @@ def case_figures(results: Results) -> Iterator[Drawn]:
     if results.horizons():
         yield rollout_curves(results)
     for scale in results.scales:
+        for kind in ("map", "cut"):
+            if runs := results.pictured(f"s{scale}_{kind}_truth"):
+                yield wind_speeds(results.case, runs, scale, kind)
         runs = results.pictured(f"s{scale}_change_truth")
         if runs:
             flat = len(next(iter(runs.values())).pictures[f"s{scale}_extent"]) == 1
@@ -49,25 +45,30 @@ def case_figures(results: Results) -> Iterator[Drawn]:
 
 def error_against_scale(results: Results) -> Drawn:
     """The message of the paper in one picture."""
-    figure = Figure(figsize=(4.2 * len(results.fields), 3.4), layout="constrained")
+    figure = Figure(figsize=(4.2 * len(results.quantities), 3.4), layout="constrained")
     paper = published()
-    for axes, field in zip(_row(figure, len(results.fields)), results.fields, strict=True):
+    urban = results.case == "urban-wind"
+    for axes, quantity in zip(_row(figure, len(results.quantities)), results.quantities, strict=True):
+        field, metric, name, _ = quantity
         for encoding in results.encodings:
             colour = COLOURS[encoding]
-            found = [(s, results.summary(encoding, s, field, "l1_step")) for s in results.scales]
+            found = [(s, results.summary(encoding, s, field, metric)) for s in results.scales]
             points = [(scale_order(s)[0], 100 * n.mean, 100 * n.spread) for s, n in found if n is not None]
             x, mean, spread = np.array(points).T
             axes.plot(x, mean, "o-", color=colour, label=NAMES[encoding], markersize=4)
             axes.fill_between(x, np.maximum(mean - spread, mean / 10), mean + spread, color=colour, alpha=0.2, lw=0)
-            theirs = [(scale_order(s)[0], paper.get((results.case, encoding, s, field))) for s in results.scales]
+            about = [(results.case, encoding, scale, field, metric) for scale in results.scales]
+            theirs = [(scale_order(key[2])[0], paper.get(key)) for key in about]
             if known := [(s, float(value)) for s, value in theirs if value is not None]:
                 axes.plot(*np.array(known).T, "x:", color=colour, label=f"{NAMES[encoding]}, paper", markersize=4)
-        axes.set(xscale="log", yscale="log", xlabel="s, times the training domain", title=f"change of {field}")
+        title = name if urban else f"change of {name}"
+        axes.set(xscale="log", yscale="log", xlabel="s, times the training domain", title=title)
         _plain_ticks(axes, [scale_order(s)[0] for s in results.scales])
         _plain_numbers(axes)
     figure.axes[0].set_ylabel("L1 error [%]")
     figure.axes[-1].legend(fontsize="small")
-    caption = "One-step error against the size of the test domain; bands are one standard deviation over seeds."
+    what = "Error" if urban else "One-step error"
+    caption = f"{what} against the size of the test domain; bands are one standard deviation over seeds."
     return Drawn(f"{results.case}-error-scale", caption, figure)
 
 
@@ -251,7 +252,7 @@ def wall_times(results: Results) -> Drawn:
         points = [(scale_order(s)[0], n.mean) for s, n in found if n is not None]
         if points:
             prediction.plot(*np.array(points).T, "o-", color=COLOURS[encoding], label=NAMES[encoding], markersize=4)
-    prediction.set(xscale="log", yscale="log", xlabel="s, times the training domain", title="seconds per state")
+    prediction.set(xscale="log", yscale="log", xlabel="s, times the training domain", title="seconds per prediction")
     _plain_ticks(prediction, [scale_order(s)[0] for s in results.scales])
     _plain_numbers(prediction)
     if prediction.lines:

@@ -107,14 +107,16 @@ def findings(results: Results) -> list[str]:
     lines = []
     for encoding in results.encodings:
         ends = []
-        measured = [s for s in results.scales if results.summary(encoding, s, results.fields[0], "l1_step")]
+        field, metric, *_ = results.quantities[0]
+        measured = [s for s in results.scales if results.summary(encoding, s, field, metric)]
         for scale in dict.fromkeys((measured[0], measured[-1])):
-            found = [results.summary(encoding, scale, field, "l1_step") for field in results.fields]
+            found = [results.summary(encoding, scale, q.field, q.metric) for q in results.quantities]
             errors = " / ".join(percent(number.mean) for number in found if number is not None)
             ends.append(f"{errors} % at s = {scale}")
         times = growth(results, encoding)
         grown = f" ({times} times)" if times != "–" else ""
-        lines.append(f"{NAMES[encoding]}: L1 error of {' / '.join(results.fields)} {', '.join(ends)}{grown}.")
+        names = " / ".join(quantity.name for quantity in results.quantities)
+        lines.append(f"{NAMES[encoding]}: L1 error of {names} {', '.join(ends)}{grown}.")
     return lines
 
 

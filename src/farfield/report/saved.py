@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import statistics
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,7 @@ NAMES = {
     "window": "Window",
 }
 COLOURS = dict(zip(NAMES, ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9"), strict=True))
-TITLES = {"swe": "Shallow water", "gray-scott": "Gray-Scott"}
+TITLES = {"swe": "Shallow water", "gray-scott": "Gray-Scott", "urban-wind": "Urban wind"}
 HORIZONS = {"swe": (10, 25, 49), "gray-scott": (3, 6, 9)}  # of rollouts, as in the paper
 
 
@@ -100,6 +101,28 @@ def _arrays(path: Path) -> dict[str, NDArray]:
         return dict(arrays)
 
 
+class Quantity(NamedTuple):
+    """What the paper's table of a case is about."""
+
+    field: str
+    metric: str
+    name: str
+    """In a sentence."""
+    column: str
+    """At the head of a column."""
+
+
+REGIONS = {"buildings": "l1_buildings", "wake": "l1_wake"}  # of urban wind
+
+
+class Column(NamedTuple):
+    """A quantity at a scale."""
+
+    title: str
+    scale: str
+    quantity: Quantity
+
+
 class Summary(NamedTuple):
     """A number over seeds."""
 
@@ -129,6 +152,21 @@ class Results:
     def title(self) -> str:
         return TITLES.get(self.case, self.case)
 
+    @property
+    def quantities(self) -> list[Quantity]:
+        """What the paper reports: one error per field, or of the velocity per region."""
+        if self.case == "urban-wind":
+            return [Quantity("velocity", metric, f"velocity ({name})", name) for name, metric in REGIONS.items()]
+        return [Quantity(field, "l1_step", field, f"Δ{field}") for field in self.fields]
+
+    @property
+    def columns(self) -> list[Column]:
+        """The paper's columns, in its order: of urban wind the scales of a region stand together."""
+        pairs = [(scale, quantity) for scale in self.scales for quantity in self.quantities]
+        if self.case == "urban-wind":
+            pairs = [(scale, quantity) for quantity in self.quantities for scale in self.scales]
+        return [Column(f"s = {scale}, {quantity.column}", scale, quantity) for scale, quantity in pairs]
+
     def horizons(self) -> list[int]:
         """All horizons that rollouts were measured at."""
         return sorted({key[4] for key in self._by_key if key[3] == "l1_rollout"})
@@ -153,7 +191,9 @@ class Results:
         return found
 
 
-def published() -> dict[tuple[str, str, str, str], str]:
-    """The paper's table of academic results: (case, encoding, scale, field) -> L1 error in per cent, as printed."""
+@functools.cache
+def published() -> dict[tuple[str, str, str, str, str], str]:
+    """The paper's tables: (case, encoding, scale, field, metric) -> L1 error in per cent, as printed."""
     with (Path(__file__).parent / "published.csv").open(newline="", encoding="utf-8") as file:
-        return {(r["case"], r["encoding"], r["scale"], r["field"]): r["percent"] for r in csv.DictReader(file)}
+        about = ("case", "encoding", "scale", "field", "metric")
+        return {tuple(row[name] for name in about): row["percent"] for row in csv.DictReader(file)}  # type: ignore[misc]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from farfield.evaluation.stability_rows import StabilityRow, read_stability
-from farfield.report.figures import Drawn
+from farfield.report.drawn import Drawn
 from farfield.report.page import write_figure, write_page, write_picture, write_table
 from farfield.report.saved import COLOURS
 from farfield.report.tables import Table

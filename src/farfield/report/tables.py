@@ -7,8 +7,9 @@ import html
 import io
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from farfield.report.saved import HORIZONS, NAMES, Results, Summary, published
+from farfield.report.saved import HORIZONS, NAMES, REGIONS, Column, Results, Summary, published
 
 
 @dataclass(frozen=True)
@@ -65,39 +66,44 @@ def _seeds(results: Results, encoding: str) -> str:
     return str(sum(run.key[1] == encoding for run in results.runs))
 
 
-def academic_table(results: Results) -> Table:
+CAPTIONS = {
+    "urban-wind": "L1 error [%] of the velocity, in the square of buildings and in the rest of the domain (wake), for "
+    "cities s times as wide as those of training. Mean over cities and draws of points",
+}
+STEP_CAPTION = (
+    "L1 error [%] of the change over one step, on test domains of s times the training domain's size along each axis. "
+    "Mean"
+)
+
+
+def error_table(results: Results) -> Table:
     """The paper's table, ours beside it."""
-    paper = published()
     rows = []
     for encoding in results.encodings:
-        cells = [
-            _cell(results.summary(encoding, scale, field, "l1_step"))
-            for scale in results.scales
-            for field in results.fields
-        ]
+        cells = [_cell(results.summary(encoding, scale, q.field, q.metric)) for _, scale, q in results.columns]
         rows.append([NAMES[encoding], "here", _seeds(results, encoding), *cells, growth(results, encoding)])
-        theirs = [
-            paper.get((results.case, encoding, scale, field), "–")
-            for scale in results.scales
-            for field in results.fields
-        ]
-        if any(cell != "–" for cell in theirs):
-            rows.append([NAMES[encoding], "paper", "", *theirs, ""])
+        theirs = [_published(results, encoding, column) for column in results.columns]
+        if any(theirs):
+            rows.append([NAMES[encoding], "paper", "", *(cell or "–" for cell in theirs), ""])
     return Table(
         f"{results.case}-l1",
-        f"{results.title}: L1 error [%] of the change over one step, on test domains of s times the training domain's "
-        "size along each axis. Mean ± standard deviation over seeds. Growth: the error at the largest s over that at "
-        "s = 1.",
-        ["encoding", "", "seeds", *_columns(results), "growth"],
+        f"{results.title}: {CAPTIONS.get(results.case, STEP_CAPTION)} ± standard deviation over seeds. Growth: the "
+        "error at the largest s over that at s = 1.",
+        ["encoding", "", "seeds", *_titles(results), "growth"],
         rows,
     )
 
 
+def _published(results: Results, encoding: str, column: Column) -> str:
+    _, scale, quantity = column
+    return published().get((results.case, encoding, scale, quantity.field, quantity.metric), "")
+
+
 def growth(results: Results, encoding: str) -> str:
-    """How many times larger the error is on the largest domain, per field."""
+    """How many times larger the error is on the largest domain, per quantity."""
     ratios = []
-    for field in results.fields:
-        ends = [results.summary(encoding, scale, field, "l1_step") for scale in ("1", results.scales[-1])]
+    for field, metric, *_ in results.quantities:
+        ends = [results.summary(encoding, scale, field, metric) for scale in ("1", results.scales[-1])]
         measured = [end.mean for end in ends if end is not None]
         if len(measured) == 2 and measured[0] > 0 and math.isfinite(measured[1]):
             ratios.append(f"{measured[1] / measured[0]:.3g}")
@@ -105,38 +111,42 @@ def growth(results: Results, encoding: str) -> str:
 
 
 def numbers_csv(results: Results) -> str:
-    """The numbers of the academic table, one per line."""
-    paper = published()
+    """The numbers of the paper's table, one per line."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["case", "encoding", "scale", "field", "percent", "spread", "seeds", "samples", "paper_percent"])
+    about = ["case", "encoding", "scale", "field", "metric"]
+    writer.writerow([*about, "percent", "spread", "seeds", "samples", "paper_percent"])
     for encoding in results.encodings:
-        for scale in results.scales:
-            for field in results.fields:
-                found = results.summary(encoding, scale, field, "l1_step")
-                if found is not None:
-                    ours = [f"{100 * found.mean:.6g}", f"{100 * found.spread:.6g}", found.seeds, found.samples]
-                    theirs = paper.get((results.case, encoding, scale, field), "")
-                    writer.writerow([results.case, encoding, scale, field, *ours, theirs])
+        for column in results.columns:
+            _, scale, quantity = column
+            found = results.summary(encoding, scale, quantity.field, quantity.metric)
+            if found is not None:
+                ours = [f"{100 * found.mean:.6g}", f"{100 * found.spread:.6g}", found.seeds, found.samples]
+                theirs = _published(results, encoding, column)
+                writer.writerow([results.case, encoding, scale, *quantity[:2], *ours, theirs])
     return text.getvalue()
 
 
 def l2_table(results: Results) -> Table:
     """The same in the other norm."""
-    rows = [
-        [
-            NAMES[encoding],
-            _seeds(results, encoding),
-            *(
-                _cell(results.summary(encoding, scale, field, "l2_step"))
-                for scale in results.scales
-                for field in results.fields
-            ),
-        ]
-        for encoding in results.encodings
-    ]
-    caption = f"{results.title}: relative L2 error [%] of the change over one step."
-    return Table(f"{results.case}-l2", caption, ["encoding", "seeds", *_columns(results)], rows)
+    rows = []
+    for encoding in results.encodings:
+        errors = [results.summary(encoding, s, q.field, q.metric.replace("l1", "l2")) for _, s, q in results.columns]
+        rows.append([NAMES[encoding], _seeds(results, encoding), *map(_cell, errors)])
+    what = "the velocity" if results.case == "urban-wind" else "the change over one step"
+    caption = f"{results.title}: relative L2 error [%] of {what}."
+    return Table(f"{results.case}-l2", caption, ["encoding", "seeds", *_titles(results)], rows)
+
+
+def fields_table(results: Results) -> Table:
+    """Urban wind: all that is predicted, by region."""
+    rows = []
+    for encoding in results.encodings:
+        for region, metric in REGIONS.items():
+            errors = [results.summary(encoding, s, field, metric) for s in results.scales for field in results.fields]
+            rows.append([NAMES[encoding], region, *map(_cell, errors)])
+    header = ["encoding", "region", *(f"s = {s}, {field}" for s in results.scales for field in results.fields)]
+    return Table(f"{results.case}-fields", f"{results.title}: L1 error [%] of every field.", header, rows)
 
 
 def rollout_table(results: Results) -> Table:
@@ -156,7 +166,7 @@ def rollout_table(results: Results) -> Table:
         f"{results.case}-rollouts",
         f"{results.title}: L1 error [%] of the change since the first state, after predictions were fed back for so "
         "many steps: sum |predicted - true state| / sum |true - first state|.",
-        ["encoding", "steps", *_columns(results)],
+        ["encoding", "steps", *_titles(results)],
         rows,
     )
 
@@ -164,8 +174,11 @@ def rollout_table(results: Results) -> Table:
 def samples_table(results: Results) -> Table:
     """What the means were taken over."""
     rows = []
+    counted = [("l1_step", "pairs of states"), ("l1_rollout", "simulations rolled out")]
+    if results.case == "urban-wind":
+        counted = [("l1_buildings", "draws of points, over all cities")]
     for encoding in results.encodings:
-        for metric, what in (("l1_step", "pairs of states"), ("l1_rollout", "simulations rolled out")):
+        for metric, what in counted:
             counts = [results.summary(encoding, scale, results.fields[0], metric) for scale in results.scales]
             rows.append([NAMES[encoding], what, *("0" if count is None else str(count.samples) for count in counts)])
     header = ["encoding", "", *(f"s = {scale}" for scale in results.scales)]
@@ -182,7 +195,7 @@ def runs_table(results: Results) -> Table:
         rows.append(
             [
                 run.label,
-                f"{model.get('width', '–')} x {model.get('depth', '–')}, {model.get('heads', '–')} heads",
+                f"{model.get('width', '–')} x {_depth(model)}, {model.get('heads', '–')} heads",
                 f"{training.get('optimiser', '–')}, {training.get('learning_rate', '–')}",
                 f"{steps} of {training.get('batch_size', '–')}",
                 time,
@@ -196,20 +209,28 @@ def runs_table(results: Results) -> Table:
 
 def times_table(results: Results) -> Table:
     """Wall time of a prediction."""
+    what, unit, per_second = ("city", "s", 1) if results.case == "urban-wind" else ("state", "ms", 1000)
     rows = []
     for encoding in results.encodings:
         times = [results.summary(encoding, scale, "", "seconds") for scale in results.scales]
-        rows.append([NAMES[encoding], *("–" if time is None else f"{1000 * time.mean:.3g}" for time in times)])
+        rows.append([NAMES[encoding], *("–" if time is None else f"{per_second * time.mean:.3g}" for time in times)])
     header = ["encoding", *(f"s = {scale}" for scale in results.scales)]
-    caption = f"{results.title}: wall time per predicted state [ms], reading and scoring included."
+    caption = f"{results.title}: wall time per predicted {what} [{unit}], reading and scoring included."
     return Table(f"{results.case}-times", caption, header, rows)
 
 
-def _columns(results: Results) -> list[str]:
-    return [f"s = {scale}, Δ{field}" for scale in results.scales for field in results.fields]
+def _depth(model: dict[str, Any]) -> str:
+    """Of the transformer operator, or of AB-SWIFT's parts."""
+    parts = [str(model[name]) for name in ("geometry_depth", "processor_depth", "decoder_depth") if name in model]
+    return "+".join(parts) or str(model.get("depth", "–"))
+
+
+def _titles(results: Results) -> list[str]:
+    return [column.title for column in results.columns]
 
 
 def case_tables(results: Results) -> list[Table]:
     """All tables of a case, the paper's first."""
-    tables = [academic_table(results), rollout_table(results), l2_table(results)]
+    further = fields_table(results) if results.case == "urban-wind" else rollout_table(results)
+    tables = [error_table(results), further, l2_table(results)]
     return [*tables, times_table(results), samples_table(results), runs_table(results)]

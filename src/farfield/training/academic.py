@@ -6,42 +6,19 @@ import functools
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from farfield.datasets.sample import SampleSpec
 from farfield.datasets.step_pairs import Sample, StepPairs
 from farfield.models import TransformerOperator
-from farfield.training.config import RunConfig
-from farfield.training.loop import Task, is_first_process, start_fabric, train
-from farfield.training.runs import Run
+from farfield.training.config import AcademicRun
+from farfield.training.loop import Task
 
 # Changes below this fraction of the usual one count as if they were this large: nothing moves there.
 STILL = 1e-2
 
 
-def fit(
-    config: RunConfig,
-    run: Run,
-    *,
-    resume: bool = False,
-    accelerator: str = "auto",
-    devices: int = 1,
-    nodes: int = 1,
-    console: Console | None = None,
-) -> None:
-    """Train what ``config`` says into the folder of ``run``, or continue it there."""
-    task = step_pair_task(config)
-    if is_first_process():  # before the other processes start: they must not wait for one that has failed
-        if resume:
-            run.reopen(task.dataset)
-        else:
-            run.create(config, task.dataset)
-    fabric = start_fabric(config.training, accelerator, devices, nodes)
-    train(task, config.training, config.seed, run, fabric, resume=resume, console=console or Console())
-
-
-def step_pair_task(config: RunConfig) -> Task:
+def step_pair_task(config: AcademicRun) -> Task:
     """Model, data and loss of a run."""
     sampling = config.sampling
     training_data = StepPairs(
@@ -69,7 +46,7 @@ def step_pair_task(config: RunConfig) -> Task:
     )
 
 
-def build_model(config: RunConfig, spec: SampleSpec) -> TransformerOperator:
+def build_model(config: AcademicRun, spec: SampleSpec) -> TransformerOperator:
     """The network of a run, with fresh weights."""
     return config.model.build(config.encoding, spec.in_features, spec.out_features, spec.space_dim)
 

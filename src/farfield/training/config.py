@@ -1,11 +1,14 @@
 """A run is a typed value: everything that decides the trained weights, documented field by field.
 
-    RunConfig
+    RunConfig                 a run of any case; read from YAML, it is one of the two below, by its case
       case, dataset, seed     what is learned, from which data, from which random numbers
-      encoding                how positions act on attention
-      model                   the size of the network
-      sampling                which part of each state a training item shows
       training                optimiser, schedule, batches
+    AcademicRun               shallow water, Gray-Scott: a transformer operator learns one step
+      encoding, model         how positions act on attention, and the size of the network
+      sampling                which part of each state a training item shows
+    UrbanRun                  urban wind: AB-SWIFT learns the steady flow from the geometry
+      encoding, model         how positions act on attention, and the network
+      points                  how many points stand for surfaces and air
 
 Unknown keys are refused with the nearest valid name; a configuration goes to YAML and back unchanged.
 """
@@ -20,9 +23,31 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from farfield.files import atomic_write_text
-from farfield.models.config import EncodingConfig, EncodingName, ModelConfig, Strict
+from farfield.models.ab_swift import AbSwift
+from farfield.models.config import (
+    AbSwiftConfig,
+    AbSwiftEncodingConfig,
+    EncodingConfig,
+    EncodingName,
+    ModelConfig,
+    NamedEncoding,
+    SizeConfig,
+    Strict,
+)
 
-__all__ = ["EncodingConfig", "EncodingName", "ModelConfig", "RunConfig", "SamplingConfig", "TrainingConfig"]
+__all__ = [
+    "AbSwiftConfig",
+    "AbSwiftEncodingConfig",
+    "AcademicRun",
+    "EncodingConfig",
+    "EncodingName",
+    "ModelConfig",
+    "PointsConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "TrainingConfig",
+    "UrbanRun",
+]
 
 
 class SamplingConfig(Strict):
@@ -86,29 +111,53 @@ class TrainingConfig(Strict):
         return self
 
 
-class RunConfig(Strict):
-    """One training run. ``farfield train --config FILE`` repeats it."""
+class PointsConfig(Strict):
+    """How many points stand for a training city; a larger one gets more, at the same density. Defaults: the paper's."""
 
-    case: Literal["swe", "gray-scott"]
-    """What is learned: shallow water (1D) or Gray-Scott (2D)."""
-    dataset: str
-    """The folder that ``farfield generate`` wrote."""
-    seed: int = Field(0, ge=0)
-    """Decides the initial weights and the order of the data."""
-    encoding: EncodingConfig = EncodingConfig()
-    """How positions act on attention."""
-    model: ModelConfig = ModelConfig()
-    """The size of the network."""
-    sampling: SamplingConfig = SamplingConfig()
-    """Which part of each state a training item shows."""
-    training: TrainingConfig = TrainingConfig(epochs=100)
-    """Optimiser, schedule and batches."""
+    obstacles: int = Field(4096, ge=1)
+    """Points on walls and roofs."""
+    terrain: int = Field(4096, ge=1)
+    """Points on the ground."""
+    obstacle_supernodes: int = Field(1024, ge=1)
+    """Of these points, those that the obstacles are pooled into."""
+    terrain_supernodes: int = Field(1024, ge=1)
+    """The same for the ground."""
+    anchors: int = Field(8192, ge=1)
+    """Points of the air that offer keys and values."""
+    queries: int = Field(0, ge=0)
+    """Further points of the air, which only read; the loss counts them like anchors."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        for surface, points, chosen in (
+            ("obstacle", self.obstacles, self.obstacle_supernodes),
+            ("terrain", self.terrain, self.terrain_supernodes),
+        ):
+            if chosen > points:
+                raise ValueError(f"{surface}_supernodes are chosen among {points} points, got {chosen}")
+        return self
+
+
+class RunConfig(Strict):
+    """One training run. ``farfield train --config FILE`` repeats it."""
+
+    case: str
+    """What is learned; it decides which other settings a run has."""
+    dataset: str
+    """The folder that ``farfield generate`` wrote."""
+    seed: int = Field(0, ge=0)
+    """Decides the initial weights, and the order and drawing of the data."""
+    encoding: NamedEncoding
+    """How positions act on attention."""
+    model: SizeConfig
+    """The network."""
+    training: TrainingConfig
+    """Optimiser, schedule and batches."""
+
+    @model_validator(mode="after")
+    def _width_suits_heads(self) -> Self:
         if self.model.width % self.model.heads:
             raise ValueError(f"model.width must be a multiple of heads, got {self.model.width} and {self.model.heads}")
-        self.encoding.build(self.model.heads, self.model.width // self.model.heads)  # refuses what it cannot be
         return self
 
     @classmethod
@@ -116,8 +165,12 @@ class RunConfig(Strict):
         """Validate plain values; a mistake becomes one line per setting instead of pydantic's report."""
         if not isinstance(values, Mapping):
             raise ValueError(f"{source}: expected settings as key: value, got {values!r}")
+        kind = CASES.get(values.get("case", ""))
+        if kind is None or not issubclass(kind, cls):
+            known = ", ".join(case for case, kind in CASES.items() if issubclass(kind, cls))
+            raise ValueError(f"{source}: expected as case one of {known}, got {values.get('case')!r}")
         try:
-            return cls.model_validate(values)
+            return kind.model_validate(values)
         except ValidationError as error:
             by_setting = {e["loc"][:2]: _one_line(e) for e in error.errors()}  # a union reports every alternative
             raise ValueError(f"{source}: " + "; ".join(by_setting.values())) from None
@@ -155,6 +208,47 @@ class RunConfig(Strict):
             if other is not None and value is not None:
                 group[other] = None
         return self.parse(values)
+
+
+class AcademicRun(RunConfig):
+    """A transformer operator that learns one step of shallow water (1D) or Gray-Scott (2D)."""
+
+    case: Literal["swe", "gray-scott"]
+    encoding: EncodingConfig = EncodingConfig()
+    model: ModelConfig = ModelConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    """Which part of each state a training item shows."""
+    training: TrainingConfig = TrainingConfig(epochs=100)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self.encoding.build(self.model.heads, self.model.width // self.model.heads)  # refuses what it cannot be
+        return self
+
+
+class UrbanRun(RunConfig):
+    """AB-SWIFT, which learns the steady wind around buildings."""
+
+    case: Literal["urban-wind"]
+    encoding: AbSwiftEncodingConfig = AbSwiftEncodingConfig()
+    model: AbSwiftConfig = AbSwiftConfig()
+    points: PointsConfig = PointsConfig()
+    """How many points stand for surfaces and air."""
+    training: TrainingConfig = TrainingConfig(epochs=500, batch_size=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self.encoding.build()  # refuses what it cannot be
+        if self.training.loss != "mse":
+            raise ValueError(f"urban-wind is trained with the loss mse, got {self.training.loss}")
+        return self
+
+    def build(self) -> AbSwift:
+        """The network, with fresh weights."""
+        return self.model.build(self.encoding)
+
+
+CASES: dict[str, type[RunConfig]] = {"swe": AcademicRun, "gray-scott": AcademicRun, "urban-wind": UrbanRun}
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class Task:
     """The number of points in a batch, for the throughput."""
     dataset: dict[str, Any]
     """What the data is: kept in the run folder, and compared when the run is resumed."""
+    collate: Callable[[list], Any] | None = None
+    """Makes a batch of items; None for those that PyTorch knows how to stack."""
 
 
 class Interrupted(Exception):
@@ -123,7 +125,7 @@ def train(
             },
         )
 
-    batches = _batches(task.training_data, config, seed, first, steps, fabric)
+    batches = _batches(task, config, seed, first, steps, fabric)
     held_out = _validation_groups(task.validation_data, config, fabric)
     stop = StopRequest()
     log = Log(run, first, steps, console) if main else None
@@ -186,14 +188,15 @@ def train(
             log.close()
 
 
-def _batches(data: Dataset, config: TrainingConfig, seed: int, first: int, steps: int, fabric: Fabric) -> Iterator[Any]:
+def _batches(task: Task, config: TrainingConfig, seed: int, first: int, steps: int, fabric: Fabric) -> Iterator[Any]:
     """This process' (parts of) batches from step ``first`` on.
 
     Items are made in this process, not by workers: random crops then follow from the step's seed, and a resumed run
     draws the same.
     """
+    data = task.training_data
     order = _order(len(data), config, seed, first, steps, fabric.global_rank, fabric.world_size)  # type: ignore[arg-type]
-    loader: DataLoader = DataLoader(data, batch_sampler=order, generator=torch.Generator())
+    loader: DataLoader = DataLoader(data, batch_sampler=order, collate_fn=task.collate, generator=torch.Generator())
     return (fabric.to_device(batch) for batch in loader)
 
 
@@ -232,7 +235,9 @@ def _validation_groups(data: Dataset, config: TrainingConfig, fabric: Fabric) ->
 def _validate(task: Task, model: nn.Module, groups: list[list[int]], fabric: Fabric) -> float:
     """The mean loss over the validation items of all processes."""
     total = torch.zeros(2, dtype=torch.float64)
-    loader: DataLoader = DataLoader(task.validation_data, batch_sampler=groups, generator=torch.Generator())
+    loader: DataLoader = DataLoader(
+        task.validation_data, batch_sampler=groups, collate_fn=task.collate, generator=torch.Generator()
+    )
     for group, batch in zip(groups, loader, strict=True):
         with fabric.autocast():
             loss = float(task.loss(model, fabric.to_device(batch)))

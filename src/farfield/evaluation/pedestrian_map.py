@@ -1,0 +1,70 @@
+"""The picture of a city's wind: its speed at pedestrian height on a map with the buildings, north up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import trimesh
+from numpy.typing import NDArray
+
+from farfield.datasets.urban_card import PEDESTRIAN_HEIGHT
+from farfield.datasets.urban_site import Site
+from farfield.files import atomic_path
+
+Array = NDArray[np.floating]
+
+MARGIN = 40.0  # m around the buildings
+PIXELS = 400  # along the longer side, at most
+SMALLEST_PIXEL = 0.5  # m
+
+
+@dataclass(frozen=True)
+class PedestrianMap:
+    """A raster over the buildings; ``shown`` says which of its points (row by row) are in the air around them."""
+
+    x: Array
+    y: Array
+    shown: NDArray[np.bool_]
+    positions: Array  # (N, 3) of the shown points, in the user's coordinates
+
+    @classmethod
+    def over(cls, site: Site) -> PedestrianMap:
+        """The built rectangle with a margin."""
+        corners = site.to_user(np.asarray(site.buildings.vertices))[:, :2]
+        low, high = corners.min(0) - MARGIN, corners.max(0) + MARGIN
+        pixel = max(SMALLEST_PIXEL, float((high - low).max()) / PIXELS)
+        x, y = (np.linspace(a, b, round((b - a) / pixel)) for a, b in zip(low, high, strict=True))
+        every = np.stack([*np.meshgrid(x, y), np.full((len(y), len(x)), PEDESTRIAN_HEIGHT)], axis=-1).reshape(-1, 3)
+        in_wind = site.to_wind(every)
+        shown = site.in_air(in_wind) & site.in_domain(in_wind)
+        return cls(x, y, shown, every[shown])
+
+    def draw(self, path: Path, site: Site, velocity: Array, title: str) -> None:
+        """Write a PNG from the velocities (N, 3) at ``positions``."""
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+        from matplotlib.collections import LineCollection
+
+        speed = np.full(len(self.shown), np.nan)
+        speed[self.shown] = np.linalg.norm(velocity, axis=1)
+        aspect = np.ptp(self.y) / np.ptp(self.x)
+        figure, axes = pyplot.subplots(figsize=(9, float(np.clip(1.1 + 7.2 * aspect, 3, 14))), layout="constrained")
+        map_ = axes.pcolormesh(self.x, self.y, speed.reshape(len(self.y), len(self.x)), cmap="viridis", rasterized=True)
+        axes.set(xlim=self.x[[0, -1]], ylim=self.y[[0, -1]], aspect="equal")
+        axes.set(xlabel="x, east [m]", ylabel="y, north [m]", title=title)
+        axes.set_facecolor("0.85")  # inside buildings, and beyond the air that was computed
+        walls = trimesh.intersections.mesh_plane(site.buildings, [0, 0, 1], [0, 0, PEDESTRIAN_HEIGHT])
+        footprints = site.to_user(walls.reshape(-1, 3)).reshape(-1, 2, 3)[..., :2]
+        axes.add_collection(LineCollection(list(footprints), colors="0.2", linewidths=0.6))
+        east, north = site.basis[0, :2]
+        arrow: dict[str, Any] = {"angles": "uv", "pivot": "mid", "scale_units": "inches", "scale": 1.6, "width": 0.008}
+        axes.plot(0.07, 0.93, "o", markersize=48, color="white", alpha=0.85, transform=axes.transAxes, zorder=3)
+        axes.quiver(0.07, 0.93, east, north, color="crimson", transform=axes.transAxes, zorder=4, **arrow)
+        figure.colorbar(map_, ax=axes, label=f"wind speed at {PEDESTRIAN_HEIGHT:g} m [m/s]")
+        with atomic_path(path) as partial:
+            figure.savefig(partial, dpi=110, format="png")
+        pyplot.close(figure)

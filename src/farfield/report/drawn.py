@@ -1,0 +1,15 @@
+"""What a figure is to the page."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+
+class Drawn(NamedTuple):
+    """A figure and what it shows."""
+
+    name: str
+    caption: str
+    figure: Figure
