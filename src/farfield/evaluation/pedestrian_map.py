@@ -18,8 +18,8 @@ from farfield.files import atomic_path
 Array = NDArray[np.floating]
 
 MARGIN = 40.0  # m around the buildings
-PIXELS = 400  # along the longer side, at most
-SMALLEST_PIXEL = 0.5  # m
+PIXELS = 300  # along the longer side, at most
+SMALLEST_PIXEL = 1.0  # m
 
 
 @dataclass(frozen=True)
