@@ -8,9 +8,11 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
+import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from farfield.files import atomic_path, atomic_write_text
+from farfield.report.drawn import TYPE
 from farfield.report.figures import case_figures
 from farfield.report.saved import NAMES, Results, read_runs
 from farfield.report.tables import Table, case_tables, growth, numbers_csv, percent
@@ -31,6 +33,7 @@ code { background: #f3f6fa; padding: .1rem .3rem; border-radius: .2rem; overflow
 """
 
 
+@mpl.rc_context(TYPE)
 def write_report(runs: Iterable[str | Path], out: str | Path) -> Path:
     """Write ``index.html``, ``tables/`` (Markdown, HTML, CSV) and ``figures/`` (PNG); returns the page's path.
 
