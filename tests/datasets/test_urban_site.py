@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import trimesh
 
 from farfield.datasets.urban_sampling import PointCounts, UrbanNormalisation, draw_sample
 from farfield.datasets.urban_site import Site, training_cell, wind_axes
@@ -79,6 +80,11 @@ def test_points_are_as_dense_as_in_training(scale: int, direction: float) -> Non
 def test_a_lone_building_counts_as_one_of_a_dense_city() -> None:
     site = make_site(boxes_to_mesh([Box(0, 20, 0, 20, 20)]))
     assert site.case.scale**2 * 1e4 * 0.3 == pytest.approx(400)
+
+
+def test_a_roof_down_to_the_ground_is_a_roof() -> None:
+    tent = trimesh.convex.convex_hull([[x, y, 0] for x in (0, 10) for y in (0, 20)] + [[5, 0, 15], [5, 20, 15]])
+    assert make_site(tent, 200).case.roof_area == pytest.approx(200, rel=1e-4)
 
 
 def test_cells_are_in_the_air_and_fill_it() -> None:

@@ -71,6 +71,57 @@ def test_inside_and_outside() -> None:
     assert inside_buildings(mesh, points).tolist() == [True, True, False, False, False]
 
 
+@pytest.mark.parametrize(
+    "neighbour",
+    [
+        Box(5, 15, 5, 15, 20),  # overlaps
+        Box(10, 15, 0, 10, 30),  # shares a wall
+        Box(2, 15, 2, 8, 10),  # mostly within
+    ],
+)
+def test_a_point_in_either_of_two_buildings_is_inside(neighbour: Box) -> None:
+    boxes = [Box(0, 10, 0, 10, 30), neighbour]
+    points = np.random.default_rng(0).uniform([-5, -5, 0], [20, 20, 40], (5000, 3))
+    points = np.concatenate([points, np.floor(points)])  # also on walls, edges and the diagonals of roofs
+    strictly, at_least = (
+        np.any(
+            [
+                (points[:, :2] > [b.x_min - s, b.y_min - s]).all(1)
+                & (points < [b.x_max + s, b.y_max + s, b.height + s]).all(1)
+                for b in boxes
+            ],
+            axis=0,
+        )
+        for s in (-1e-3, 1e-3)
+    )
+    found = inside_buildings(boxes_to_mesh(boxes), points)
+    assert found[strictly].all() and not found[~at_least].any()
+
+
+def test_terraced_houses_in_an_stl_are_solid(tmp_path) -> None:
+    """Neighbours share corners and edges, which then have four faces."""
+    row = boxes_to_mesh([Box(x, x + 10, 0, 10, 12) for x in (0, 10, 20)])
+    row.invert()
+    write_stl(tmp_path / "row.stl", row)
+    points = np.array([[5.0, 5, 6], [10.5, 5, 6], [29, 1, 1], [15, 5, 13], [31, 5, 6]])
+    assert inside_buildings(read_stl(tmp_path / "row.stl"), points).tolist() == [True, True, True, False, False]
+
+
+def test_pitched_roofs_and_courtyards() -> None:
+    roof = trimesh.convex.convex_hull([[x, y, 0] for x in (0, 10) for y in (0, 20)] + [[5, 0, 8], [5, 20, 8]])
+    assert inside_buildings(roof, np.array([[5.0, 10, 7], [1, 10, 7], [1, 10, 1]])).tolist() == [True, False, True]
+    court = trimesh.creation.annulus(r_min=5, r_max=10, height=12).apply_translation([0, 0, 6])
+    assert inside_buildings(court, np.array([[0.0, 0, 3], [7, 0, 3], [7, 0, 13]])).tolist() == [False, True, False]
+
+
+def test_what_is_below_the_ground_is_out_of_the_wind() -> None:
+    sunk = walls_and_roofs(boxes_to_mesh([Box(0, 10, 0, 10, 30)], foundation=4))
+    assert sunk[..., 2].min() == 0
+    edges = sunk[:, 1:] - sunk[:, :1]
+    area = np.linalg.norm(np.cross(edges[:, 0], edges[:, 1]), axis=1).sum() / 2
+    assert area == pytest.approx(100 + 4 * 300)
+
+
 def test_surfaces_that_are_inside_out_are_turned(tmp_path) -> None:
     mesh = boxes_to_mesh([Box(0, 10, 0, 10, 30), Box(20, 30, 0, 10, 5)])
     mesh.invert()

@@ -84,11 +84,7 @@ class Site:
 
     def in_air(self, points: Array) -> NDArray[np.bool_]:
         """Which points (N, 3), in wind axes, lie above the ground and outside the buildings."""
-        above = points[:, 2] >= 0
-        low = points[:, 2] <= self.buildings.bounds[1, 2]
-        out = above.copy()
-        out[above & low] = ~inside_buildings(self.buildings, points[above & low])
-        return out
+        return (points[:, 2] >= 0) & ~inside_buildings(self.buildings, points)
 
     def in_domain(self, points: Array) -> NDArray[np.bool_]:
         """Which points (N, 3), in wind axes, lie in :attr:`domain`."""

@@ -114,7 +114,7 @@ class UrbanCase:
         """Seen from above, m²."""
         edges = self.obstacles[:, 1:, :2] - self.obstacles[:, :1, :2]
         roofs = np.abs(edges[:, 0, 0] * edges[:, 1, 1] - edges[:, 0, 1] * edges[:, 1, 0]) / 2
-        above = self.obstacles[..., 2].min(1) > 1e-3
+        above = self.obstacles[..., 2].max(1) > 1e-3  # no floors
         return float(roofs[above].sum())
 
     @property
