@@ -78,8 +78,8 @@ def swe_quick(case: Case, encoding: EncodingName, dataset: str, seed: int = 0) -
     """Shallow water in two minutes a run."""
     return swe_cpu(case, encoding, dataset, seed).changed(
         {
-            "training.steps": 1000,
-            "training.validate_every": 500,
+            "training.steps": 700,
+            "training.validate_every": 350,
             "training.validation_items": 200,
             "training.checkpoint_every": 100,
         }
