@@ -206,7 +206,7 @@ def bench_inference(
     from farfield.files import atomic_write_text
 
     _at_least(1, cases=cases, repeats=repeats)
-    predictor = UrbanPredictor.load(model)
+    predictor = UrbanPredictor.load(model, "cpu")  # one core, as OpenFOAM
     results = benchmark_inference(predictor, data, cases=cases, repeats=repeats, solve=solve, say=console.print)
     if json_file is not None:
         atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
