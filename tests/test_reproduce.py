@@ -32,6 +32,24 @@ def test_what_is_done_is_not_done_again(reproduced):
     assert (out / "report" / "index.html").read_bytes() == page
 
 
+def test_urban_wind_goes_the_same_way(urban_reproduced):
+    plan, out, said = urban_reproduced
+    assert said.startswith("urban-wind, preset quick: train rope, laape (2 runs, 0 already trained)")
+    assert [line[:3] for line in said.splitlines() if line[1:3] == "/4"] == ["1/4", "2/4", "2/4", "3/4", "3/4", "4/4"]
+    before = {path: time for path, time in times(out).items() if "report" not in path.parts}
+    again = io.StringIO()
+    reproduce(plan, ["rope", "laape"], [0], out, console=Console(file=again, width=200))
+    assert "2 runs, 2 already trained" in again.getvalue()
+    assert {path: time for path, time in times(out).items() if "report" not in path.parts} == before
+
+
+def test_urban_data_that_is_not_there_needs_openfoam(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    plan = experiment("urban-wind", "quick", tmp_path / "data")
+    with pytest.raises(RuntimeError, match="apt install openfoam"):
+        reproduce(plan, ["laape"], [0], tmp_path / "out", console=Console(quiet=True))
+
+
 def test_a_folder_with_other_settings_is_refused(reproduced):
     from dataclasses import replace
 

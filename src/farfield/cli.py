@@ -9,12 +9,14 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TextIO
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from farfield.cli_bench import bench
+from farfield.cli_generate import generate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,219 +24,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Transformer neural operators that are trained on small domains and used on much larger ones.",
 )
-generate = typer.Typer(no_args_is_help=True, help="Make a dataset with the built-in solvers.")
-bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, always as ratios within one run.")
 app.add_typer(generate, name="generate")
 app.add_typer(bench, name="bench")
 
-Preset = Annotated[str, typer.Option(help="quick: minutes, cpu: the best for two cores, paper: as published.")]
-Out = Annotated[Path | None, typer.Option(help="Folder of the dataset; by default data/CASE-PRESET.")]
-Workers = Annotated[int | None, typer.Option(help="Threads that solve at once, at most (and by default) all cores.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes, whatever the number of workers.")]
-Scales = Annotated[
-    str | None,
-    typer.Option(help="Larger domains instead of the preset's, e.g. `2,10,100`, or `2x1` for two axes."),
-]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change a setting of `dataset.yaml`, e.g. `states=21`; repeatable."),
-]
-
-
-@generate.command("swe")
-def generate_swe(
-    preset: Preset = "cpu",
-    out: Out = None,
-    workers: Workers = None,
-    seed: Seed = 0,
-    scales: Scales = None,
-    changes: Changes = None,
-) -> None:
-    """One-dimensional shallow water.
-
-    Example: `farfield generate swe --preset quick --out data/swe`
-
-    Run it again to continue after a crash: what is complete is kept.
-    """
-    _generate("swe", preset, out, workers, seed, scales, changes)
-
-
-@generate.command("gray-scott")
-def generate_gray_scott(
-    preset: Preset = "cpu",
-    out: Out = None,
-    workers: Workers = None,
-    seed: Seed = 0,
-    scales: Scales = None,
-    changes: Changes = None,
-) -> None:
-    """Two-dimensional Gray-Scott reaction and diffusion.
-
-    Example: `farfield generate gray-scott --preset quick --out data/gray-scott`
-
-    Run it again to continue after a crash: what is complete is kept.
-    """
-    _generate("gray-scott", preset, out, workers, seed, scales, changes)
-
-
-def _generate(
-    case: str,
-    preset: str,
-    out: Path | None,
-    workers: int | None,
-    seed: int,
-    scales: str | None,
-    changes: list[str] | None,
-) -> None:
-    from farfield.datasets import generation
-
-    config = generation.configure(case, preset, seed, scales, changes or [])
-    out = out or Path("data") / f"{case}-{preset}"
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks = {name: progress.add_task(name, total=config.work(split)) for name, split in config.splits.items()}
-        made = generation.generate(config, out, workers, lambda name, work: progress.advance(tasks[name], work))
-        for name in config.splits.keys() - made:
-            progress.update(tasks[name], completed=config.work(config.splits[name]))
-    print(f"{out}: {'made ' + ', '.join(made) if made else 'already complete'}; see {out / 'README.md'}")
-
-
 console = Console()
-
-
-@bench.command("attention")
-def bench_attention(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures here, a table and a picture beside it.")
-    ] = None,
-    scales: Annotated[str, typer.Option(help="Domain sizes over the training domain's.")] = "1,2,4,10",
-) -> None:
-    """Time, memory and error of tiled attention against dense attention, on up to 1.6 million points (ten minutes).
-
-    Example: `farfield bench attention --json benchmarks/attention.json`
-    """
-    import json
-
-    import torch
-
-    from farfield.attention.benchmark import benchmark_attention, draw, markdown
-    from farfield.files import atomic_path, atomic_write_text
-
-    with torch.no_grad():
-        results = benchmark_attention(tuple(int(s) for s in scales.split(",")), console.print)
-    if json_file is not None:
-        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
-        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
-        with atomic_path(json_file.with_suffix(".png")) as partial:
-            draw(results, partial)
-    print(markdown(results))
-
-
-@bench.command("training")
-def bench_training(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures here, and a table beside it.")
-    ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps to take the median of.")] = 5,
-) -> None:
-    """Points per second and memory of the paper's model in training, against the plain way of writing attention.
-
-    Example: `farfield bench training --json benchmarks/training.json`
-    """
-    import json
-
-    from farfield.files import atomic_write_text
-    from farfield.training.benchmark import benchmark_training, markdown
-
-    results = benchmark_training(steps)
-    if json_file is not None:
-        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
-        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
-    print(markdown(results))
-
-
-@bench.command("solvers")
-def bench_solvers(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures here, and a table beside it.")
-    ] = None,
-    datasets: Annotated[bool, typer.Option(help="Also make the paper's whole datasets (6 GB, minutes).")] = False,
-) -> None:
-    """Speed of the solvers against NumPy and against what the machine allows.
-
-    Example: `farfield bench solvers --json benchmarks/solvers.json`
-    """
-    import json
-    import tempfile
-    import time
-
-    from farfield.datasets import generation
-    from farfield.files import atomic_write_text
-    from farfield.solvers.benchmark import benchmark_solvers, markdown
-
-    results = benchmark_solvers()
-    for case in ("swe", "gray-scott") if datasets else ():
-        with tempfile.TemporaryDirectory(dir=".") as folder:
-            start = time.perf_counter()
-            generation.generate(generation.configure(case, "paper"), Path(folder) / case)
-            results.setdefault("datasets", {})[case] = time.perf_counter() - start
-    if json_file is not None:
-        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
-        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
-    print(markdown(results))
-
-
-@bench.command("inference")
-def bench_inference(
-    model: Annotated[str, typer.Option(help="An urban-wind model: a shipped name, or a run's folder.")],
-    data: Annotated[Path, typer.Option(help="A dataset of `farfield generate urban-wind`.")],
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures here, and a table beside it.")
-    ] = None,
-    cases: Annotated[int, typer.Option(help="Test cities of each scale.")] = 1,
-    repeats: Annotated[int, typer.Option(help="Predictions of each: the fastest time, the mean error.")] = 3,
-    solve: Annotated[bool, typer.Option(help="Run OpenFOAM beside it, instead of the recorded times.")] = False,
-) -> None:
-    """Time of a predicted wind against OpenFOAM's for s = 1, 2, 5, with the error; dense against tiled attention.
-
-    Example: `farfield bench inference --model urban-wind-laape --data data/urban-wind --json benchmarks/inference.json`
-    """
-    import json
-
-    from farfield.evaluation.inference_benchmark import benchmark_inference, markdown
-    from farfield.evaluation.urban_prediction import UrbanPredictor
-    from farfield.files import atomic_write_text
-
-    _at_least(1, cases=cases, repeats=repeats)
-    predictor = UrbanPredictor.load(model, "cpu")  # one core, as OpenFOAM
-    results = benchmark_inference(predictor, data, cases=cases, repeats=repeats, solve=solve, say=console.print)
-    if json_file is not None:
-        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
-        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
-    print(markdown(results))
-
-
-@generate.command("urban-wind")
-def generate_urban_wind(
-    preset: Annotated[str, typer.Option(help="quick (minutes), cpu (an hour), paper (a day)")] = "quick",
-    out: Annotated[Path | None, typer.Option(help="folder; resumes what is there; data/urban-wind-PRESET")] = None,
-    workers: Annotated[int, typer.Option(help="cases solved at the same time, one core each")] = 2,
-    seed: Annotated[int, typer.Option(help="of the random cities")] = 0,
-) -> None:
-    """Wind around random buildings, solved with OpenFOAM (Debian package `openfoam`).
-
-    Writes the RandomBuildingsDataset's layout with a dataset card. Interrupt it when you like: the same
-    command continues.
-
-        farfield generate urban-wind --preset quick --out data/urban-quick --workers 2
-    """
-    from farfield.datasets import urban_generation
-
-    if preset not in urban_generation.PRESETS:
-        raise ValueError(f"unknown preset {preset!r}; expected one of {', '.join(urban_generation.PRESETS)}")
-    out = out or Path("data") / f"urban-wind-{preset}"
-    index = urban_generation.generate_urban_wind(out, urban_generation.PRESETS[preset], workers, seed)
-    print(f"wrote {index} and {index.with_name('README.md')}")
 
 
 @app.command()

@@ -9,7 +9,7 @@ import pytest
 from farfield.evaluation.rows import Row, write_rows
 from farfield.report.page import write_report
 from farfield.report.saved import Results, published, read_runs
-from farfield.report.tables import error_table, percent
+from farfield.report.tables import case_tables, error_table, percent
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -54,6 +54,46 @@ def test_the_table_shows_mean_and_spread_over_seeds_beside_the_paper(tmp_path):
     ]
     assert "| LAAPE | here | 2 | 1.10 ± 0.14 |" in table.markdown()
     assert "<td>1.10 ± 0.14</td>" in table.html()
+
+
+def test_the_microscale_table_has_the_papers_columns(tmp_path):
+    errors = {"1": (0.044, 0.011), "5": (0.2, 0.0455)}  # among the buildings, in the wake
+    rows = [
+        Row("urban-wind", "laape", 0, scale, field, f"{norm}_{region}", 1, value, 20)
+        for scale, values in errors.items()
+        for region, value in zip(("buildings", "wake"), values, strict=True)
+        for field in ("velocity", "pressure")
+        for norm in ("l1", "l2")
+    ]
+    (tmp_path / "run").mkdir()
+    write_rows(tmp_path / "run" / "evaluation.csv", rows)
+    results = Results("urban-wind", read_runs([tmp_path / "run"]))
+    table = error_table(results)
+    columns = ["s = 1, buildings", "s = 5, buildings", "s = 1, wake", "s = 5, wake"]
+    assert table.header == ["encoding", "", "seeds", *columns, "growth"]
+    assert table.rows == [
+        ["LAAPE", "here", "1", "4.40", "20.0", "1.10", "4.55", "4.55 / 4.14"],
+        ["LAAPE", "paper", "", "4.4", "12.8", "1.1", "4.2", ""],
+    ]
+    fields = next(t for t in case_tables(results) if t.name == "urban-wind-fields")
+    assert fields.header[2:4] == ["s = 1, velocity", "s = 1, pressure"]
+    assert fields.rows[1] == ["LAAPE", "wake", "1.10", "1.10", "4.55", "4.55"]
+    page = write_report([tmp_path / "run"], tmp_path / "report").read_text()
+    assert "L1 error of velocity (buildings) / velocity (wake) 4.40 / 1.10 % at s = 1, 20.0 / 4.55 % at s = 5" in page
+    with (tmp_path / "report" / "tables" / "urban-wind-numbers.csv").open() as file:
+        assert [r["paper_percent"] for r in csv.DictReader(file)] == ["4.4", "12.8", "1.1", "4.2"]
+
+
+def test_maps_and_cuts_of_the_wind_are_drawn_from_saved_arrays(urban_reproduced, tmp_path):
+    _, out, _ = urban_reproduced
+    names = {path.stem for path in (out / "report" / "figures").glob("*.png")}
+    planes = {f"s{scale}-{kind}" for scale in (1, 2, 5) for kind in ("map", "cut")}
+    assert names == {f"urban-wind-{name}" for name in planes | {"error-scale", "training", "times"}}
+    (tmp_path / "run").mkdir()
+    for name in ("evaluation.csv", "samples.npz"):  # no weights, no data, no configuration
+        shutil.copy(out / "laape-seed0" / name, tmp_path / "run")
+    write_report([tmp_path / "run"], tmp_path / "report")
+    assert (tmp_path / "report" / "figures" / "urban-wind-s5-map.png").stat().st_size > 10_000
 
 
 def test_numbers_are_printed_with_the_digits_they_deserve():

@@ -81,9 +81,11 @@ def test_a_run_stopped_and_resumed_ends_with_the_same_weights(urban, tmp_path):
 
 
 def test_the_loss_falls(urban, tmp_path):
-    run = train(urban.changed({"training.steps": 50, "training.validate_every": 50}), tmp_path)
+    """Of the tiny cities, the velocity follows from the position; the rest is noise."""
+    changes = {"model.fields": {"velocity": 3}, "training.learning_rate": 1e-2, "training.steps": 40}
+    run = train(urban.changed(changes), tmp_path)
     values = [loss for _, loss in losses(run)]
-    assert np.mean(values[-10:]) < 0.9 * np.mean(values[:10])
+    assert np.mean(values[-10:]) < 0.8 * np.mean(values[:10])
 
 
 def test_the_folder_holds_all_that_a_prediction_needs(urban, urban_data, tmp_path):
@@ -107,6 +109,13 @@ def test_checkpointing_changes_nothing_but_memory(urban, tmp_path):
     plain = train(urban, tmp_path / "plain")
     recomputed = train(urban.changed({"model.checkpointing": True}), tmp_path / "recomputed")
     assert [loss for _, loss in losses(recomputed)] == pytest.approx([loss for _, loss in losses(plain)], rel=1e-5)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "laspe", "laape"])
+def test_every_encoding_trains_in_bfloat16(urban, tmp_path, encoding):
+    changes = {"encoding.name": encoding, "training.steps": 2, "training.precision": "bfloat16"}
+    run = train(urban.changed(changes), tmp_path)
+    assert np.isfinite([loss for _, loss in losses(run)]).all()
 
 
 def test_fewer_fields_can_be_learned(urban):

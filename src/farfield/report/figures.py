@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -16,8 +15,6 @@ from farfield.evaluation.rows import scale_order
 from farfield.report.drawn import Drawn
 from farfield.report.saved import COLOURS, NAMES, Results, SavedRun, published
 from farfield.report.wind import wind_speeds
-
-mpl.rcParams["font.size"] = 9
 
 
 def case_figures(results: Results) -> Iterator[Drawn]:

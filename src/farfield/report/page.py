@@ -11,6 +11,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from farfield.files import atomic_path, atomic_write_text
+from farfield.report.drawn import in_small_type
 from farfield.report.figures import case_figures
 from farfield.report.saved import NAMES, Results, read_runs
 from farfield.report.tables import Table, case_tables, growth, numbers_csv, percent
@@ -31,6 +32,7 @@ code { background: #f3f6fa; padding: .1rem .3rem; border-radius: .2rem; overflow
 """
 
 
+@in_small_type
 def write_report(runs: Iterable[str | Path], out: str | Path) -> Path:
     """Write ``index.html``, ``tables/`` (Markdown, HTML, CSV) and ``figures/`` (PNG); returns the page's path.
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from farfield.evaluation.stability_rows import StabilityRow, read_stability
-from farfield.report.drawn import Drawn
+from farfield.report.drawn import Drawn, in_small_type
 from farfield.report.page import write_figure, write_page, write_picture, write_table
 from farfield.report.saved import COLOURS
 from farfield.report.tables import Table
@@ -345,6 +345,7 @@ WHY_THE_TABLE_IS_OFF = (
 )
 
 
+@in_small_type
 def write_stability_report(folder: str | Path, out: str | Path, command: str) -> Path:
     """Write ``index.html``, ``tables/`` and ``figures/`` about the rows in ``folder``; returns the page's path."""
     folder, out = Path(folder), Path(out)

@@ -209,13 +209,13 @@ def runs_table(results: Results) -> Table:
 
 def times_table(results: Results) -> Table:
     """Wall time of a prediction."""
+    what, unit, per_second = ("city", "s", 1) if results.case == "urban-wind" else ("state", "ms", 1000)
     rows = []
     for encoding in results.encodings:
         times = [results.summary(encoding, scale, "", "seconds") for scale in results.scales]
-        rows.append([NAMES[encoding], *("–" if time is None else f"{1000 * time.mean:.3g}" for time in times)])
+        rows.append([NAMES[encoding], *("–" if time is None else f"{per_second * time.mean:.3g}" for time in times)])
     header = ["encoding", *(f"s = {scale}" for scale in results.scales)]
-    what = "city" if results.case == "urban-wind" else "state"
-    caption = f"{results.title}: wall time per predicted {what} [ms], reading and scoring included."
+    caption = f"{results.title}: wall time per predicted {what} [{unit}], reading and scoring included."
     return Table(f"{results.case}-times", caption, header, rows)
 
 

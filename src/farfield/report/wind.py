@@ -21,8 +21,8 @@ def wind_speeds(case: str, runs: dict[str, SavedRun], scale: str, kind: str) -> 
     truth, bounds = first[f"s{scale}_{kind}_truth"], first[f"s{scale}_{kind}_bounds"]
     x0, x1, y0, y1, z0, z1 = (float(bound) for bound in bounds)
     box = (x0, x1, y0, y1) if kind == "map" else (x0, x1, z0, z1)
-    height = 4.6 * (y1 - y0) / (x1 - x0) + 0.35 if kind == "map" else 1.5
-    figure = Figure(figsize=(10.2, height * (1 + len(runs)) + 0.5), layout="constrained")
+    height = 4.5 * (y1 - y0) / (x1 - x0) + 0.3 if kind == "map" else 1.5
+    figure = Figure(figsize=(10.2, height * (1 + len(runs)) + 1.1), layout="constrained")
     panels = figure.subplots(1 + len(runs), 2, sharex=True, sharey=True, squeeze=False)
     fastest = float(np.nanmax(truth))
 
@@ -42,9 +42,8 @@ def wind_speeds(case: str, runs: dict[str, SavedRun], scale: str, kind: str) -> 
         row[0].set_ylabel("y [m]" if kind == "map" else "z [m]")
     for axes in panels[-1]:
         axes.set_xlabel("x [m], along the wind")
-    panels[1][1].tick_params(labelleft=False)
-    figure.colorbar(shown, ax=panels[:, 0], label="wind speed [m/s]", shrink=0.7, location="left")
-    figure.colorbar(wrong, ax=panels[:, 1], label="error [m/s]", shrink=0.7)
+    for image, side, label in ((shown, panels[:, 0], "wind speed [m/s]"), (wrong, panels[:, 1], "error [m/s]")):
+        figure.colorbar(image, ax=side, label=label, location="bottom", shrink=0.7, aspect=40)
     where = f"at {z0:g} m above the ground" if kind == "map" else f"in the plane y = {y0:.0f} m, through the tallest"
     where += "" if kind == "map" else " building (heights are stretched)"
     caption = f"Wind speed {where}, s = {scale}: the first test city, one draw of points. Buildings are grey."
