@@ -196,7 +196,7 @@ def urban_quick(case: str, encoding: EncodingName, dataset: str, seed: int = 0) 
             "model.width": 48,
             "points.anchors": 512,
             "points.queries": 512,
-            "training.steps": 200,
+            "training.steps": 300,
             "training.validate_every": 100,
         }
     )
