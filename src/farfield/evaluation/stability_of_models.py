@@ -32,11 +32,11 @@ class _Arithmetic(nn.Module):
         self.attention, self.precision = attention, precision
         attend = ATTENTION[way]
         self.attend = attend if way == "published" else functools.partial(attend, tolerance=tolerance)
+        self.queries, self.keys_values = attention.queries, attention.keys_values
 
-    def forward(self, x: Tensor, positions: Tensor, **options: Any) -> Tensor:
-        q, (k, v) = self.attention.queries(x), self.attention.keys_values(x)
+    def read(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, **options: Any) -> Tensor:
         y = self.attend(q, k, v, positions, positions, self.attention.encoding, self.precision)
-        return pointwise(self.attention.out, y.to(x.dtype).transpose(1, 2).flatten(-2))
+        return pointwise(self.attention.out, y.to(q.dtype).transpose(1, 2).flatten(-2))
 
 
 def with_arithmetic(model: TransformerOperator, way: Way, precision: str) -> TransformerOperator:

@@ -71,10 +71,6 @@ class Attention(nn.Module):
         y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
         return pointwise(self.out, y.transpose(1, 2).flatten(-2))
 
-    def forward(self, x: Tensor, positions: Tensor, **options: Any) -> Tensor:
-        """Self-attention: (B, N, W), (N, P) or (B, N, P) -> (B, N, W)."""
-        return self.read(self.queries(x), *self.keys_values(x), positions, **options)
-
     def _by_head(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
@@ -91,7 +87,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, **options: Any) -> Tensor:
         """Points (B, N, W) that attend to one another."""
-        return self._add(x, self.attention(pointwise(self.norm_attention, x), positions, **options))
+        normed = pointwise(self.norm_attention, x)
+        q, (k, v) = self.attention.queries(normed), self.attention.keys_values(normed)
+        del normed  # a gigabyte and a half for two million points
+        return self._add(x, self.attention.read(q, k, v, positions, **options))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What points (B, N, W) offer to readers: twice (B, H, N, W / H)."""
