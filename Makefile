@@ -12,7 +12,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/farfield demo
+	$(BIN)/farfield reproduce swe --preset quick
 
 test: $(VENV)/installed lint
 	$(BIN)/pytest --numprocesses 2

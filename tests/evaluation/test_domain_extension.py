@@ -69,7 +69,12 @@ def test_every_number_has_one_row(reproduced):
     keys = [row[:7] for row in rows]
     assert len(keys) == len(set(keys))
     steps = plan.dataset.states - 1
-    assert len(rows) == 3 * (2 * 2 * (1 + steps) + 1)  # scales x (fields x metrics x horizons, and the time)
+    by_state = [row for row in rows if row.metric == "l1_step_to"]
+    assert len(rows) - len(by_state) == 3 * (2 * 2 * (1 + steps) + 1)  # scales x (fields x metrics x horizons + time)
+    for step in (row for row in rows if row.metric == "l1_step"):  # the mean over the states is the whole
+        parts = [row for row in by_state if (row.scale, row.field) == (step.scale, step.field)]
+        assert sum(part.samples for part in parts) == step.samples
+        assert sum(part.samples * part.value for part in parts) / step.samples == pytest.approx(step.value, rel=1e-4)
     assert {row.samples for row in rows if row.metric == "l1_step"} <= set(range(1, 2 * steps + 1))
     assert {row.samples for row in rows if row.metric == "l1_rollout"} == {2}
 

@@ -125,7 +125,7 @@ def test_the_report_is_rebuilt_from_the_saved_files_byte_for_byte(reproduced, tm
 def test_every_picture_of_the_paper_is_drawn(reproduced):
     plan, out, _ = reproduced
     names = {path.stem for path in (out / "report" / "figures").glob("*.png")}
-    expected = {"error-scale", "rollout-curves", "s1", "s3", "training", "times"}
+    expected = {"error-scale", "rollout-curves", "step-curves", "s1", "s3", "training", "times"}
     expected |= {"rollout"} if plan.case == "gray-scott" else set()
     assert names == {f"{plan.case}-{name}" for name in expected}
 

@@ -1,7 +1,8 @@
 """Errors of a model that predicts steps, on domains of rising size: over one step, and over rollouts.
 
 One step: every pair of successive states of the test split, or ``limit`` of them drawn once and for all. The paper's
-metric, on the change between the two.
+metric, on the change between the two; also by the state that the step leads to (``l1_step_to``), because where little
+changes any more the relative error is large.
 
 Rollouts: from each simulation's first state, predictions fed back. The same metric on the change since the start,
 
@@ -84,8 +85,11 @@ def _one_step(step: Step, split: Split, pairs: int, advance: Advance) -> Iterato
         for name, values in relative_errors(step(now).cpu() - now, later - now).items():
             errors.setdefault(name, []).append(values)
         advance(len(group))
+    led_to = torch.from_numpy(chosen % (split.states - 1) + 1)
     for name, parts in errors.items():
         yield from _means(f"{name}_step", 1, torch.cat(parts), split)
+        for state in led_to.unique().tolist() if name == "l1" else ():
+            yield from _means("l1_step_to", state, torch.cat(parts)[led_to == state], split)
 
 
 def _rollouts(step: Step, split: Split, simulations: int, advance: Advance, kept: list[Tensor]) -> Iterator[Numbers]:

@@ -22,6 +22,8 @@ def case_figures(results: Results) -> Iterator[Drawn]:
     yield error_against_scale(results)
     if results.horizons():
         yield rollout_curves(results)
+    if results.horizons("l1_step_to"):
+        yield step_curves(results)
     for scale in results.scales:
         for kind in ("map", "cut"):
             if runs := results.pictured(f"s{scale}_{kind}_truth"):
@@ -71,39 +73,49 @@ def error_against_scale(results: Results) -> Drawn:
 
 def rollout_curves(results: Results) -> Drawn:
     """The error of predictions fed back, at every step, for each scale."""
-    horizons = results.horizons()
-    scales = [s for s in results.scales if any(_curve(results, e, s, results.fields[0]) for e in results.encodings)]
+    caption = (
+        "Rollouts: the error of the change since the first state, when predictions are fed back. Curves that leave "
+        "the picture at the top have diverged."
+    )
+    return Drawn(f"{results.case}-rollout-curves", caption, _curves(results, "l1_rollout", "steps"))
+
+
+def step_curves(results: Results) -> Drawn:
+    """The one-step error by state: where little changes any more, it is relative to little."""
+    caption = "The one-step error, by the state that the step leads to: relative to what still changes."
+    return Drawn(f"{results.case}-step-curves", caption, _curves(results, "l1_step_to", "state"))
+
+
+def _curves(results: Results, metric: str, xlabel: str) -> Figure:
+    """An error against steps or states: a row of panels per field, a column per scale."""
+
+    def curve(encoding: str, scale: str, field: str) -> list[tuple[int, float]]:
+        found = [(h, results.summary(encoding, scale, field, metric, h)) for h in results.horizons(metric)]
+        return [(h, 100 * n.mean) for h, n in found if n is not None and np.isfinite(n.mean)]
+
+    scales = [s for s in results.scales if any(curve(e, s, results.fields[0]) for e in results.encodings)]
     size = (2.6 * len(scales) + 0.6, 2.4 * len(results.fields) + 0.3)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(results.fields), len(scales), sharex=True, sharey=True, squeeze=False)
     for row, field in zip(panels, results.fields, strict=True):
         for axes, scale in zip(row, scales, strict=True):
             for encoding in results.encodings:
-                if curve := _curve(results, encoding, scale, field):
-                    axes.plot(*np.array(curve).T, color=COLOURS[encoding], label=NAMES[encoding])
-            axes.set(yscale="log", xlim=(0, horizons[-1]))
+                if found := curve(encoding, scale, field):
+                    axes.plot(*np.array(found).T, color=COLOURS[encoding], label=NAMES[encoding])
+            axes.set(yscale="log", xlim=(0, results.horizons(metric)[-1]))
             axes.grid(alpha=0.3)
         row[0].set_ylabel(f"L1 error of {field} [%]")
     for axes, scale in zip(panels[0], scales, strict=True):
         axes.set_title(f"s = {scale}")
     for axes in panels[-1]:
-        axes.set_xlabel("steps")
+        axes.set_xlabel(xlabel)
     # beyond 1000 % a prediction has nothing to do with the truth
     low, high = panels[0][0].get_ylim()
     panels[0][0].set_ylim(low, min(high, 1000))
     panels[0][0].xaxis.set_major_locator(MaxNLocator(5, integer=True))
     _plain_numbers(panels[0][0])
     panels[0][0].legend(fontsize="small")
-    caption = (
-        "Rollouts: the error of the change since the first state, when predictions are fed back. Curves that leave "
-        "the picture at the top have diverged."
-    )
-    return Drawn(f"{results.case}-rollout-curves", caption, figure)
-
-
-def _curve(results: Results, encoding: str, scale: str, field: str) -> list[tuple[int, float]]:
-    found = [(h, results.summary(encoding, scale, field, "l1_rollout", h)) for h in results.horizons()]
-    return [(h, 100 * n.mean) for h, n in found if n is not None and np.isfinite(n.mean)]
+    return figure
 
 
 def profiles(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:

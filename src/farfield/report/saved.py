@@ -167,9 +167,9 @@ class Results:
             pairs = [(scale, quantity) for quantity in self.quantities for scale in self.scales]
         return [Column(f"s = {scale}, {quantity.column}", scale, quantity) for scale, quantity in pairs]
 
-    def horizons(self) -> list[int]:
-        """All horizons that rollouts were measured at."""
-        return sorted({key[4] for key in self._by_key if key[3] == "l1_rollout"})
+    def horizons(self, metric: str = "l1_rollout") -> list[int]:
+        """All horizons that rollouts, or another metric, were measured at."""
+        return sorted({key[4] for key in self._by_key if key[3] == metric})
 
     def summary(self, encoding: str, scale: str, field: str, metric: str, horizon: int = 1) -> Summary | None:
         """The mean and spread over seeds of a number, if it was measured."""
