@@ -53,8 +53,7 @@ def wind_speeds(case: str, runs: dict[str, SavedRun], scale: str, kind: str) -> 
 def _plane(
     axes: Axes, values: NDArray, box: tuple[float, float, float, float], colours: str, low: float, high: float
 ) -> AxesImage:
-    shades = mpl.colormaps[colours].copy()
-    shades.set_bad(BUILDINGS)
+    shades = mpl.colormaps[colours].with_extremes(bad=BUILDINGS)
     flat = box[3] - box[2] < 100  # a cut, too flat to be seen as it is
     return axes.imshow(
         values.T, origin="lower", extent=box, cmap=shades, vmin=low, vmax=high, aspect="auto" if flat else "equal"
