@@ -87,7 +87,7 @@ def swe_quick(case: Case, encoding: EncodingName, dataset: str, seed: int = 0) -
 
 
 def gray_scott_cpu(case: Case, encoding: EncodingName, dataset: str, seed: int = 0) -> RunConfig:
-    """Gray-Scott on two cores, half an hour a run; results/ablations/ has what was tried.
+    """Gray-Scott on two cores, half an hour a run.
 
     Attention takes most of the time, so an item is a window of 32 x 32 cells, of four the one where most happens. What
     reaches a cell from outside comes over the window's rim, which the loss leaves out; decay lengths of 2, 4 and 8
