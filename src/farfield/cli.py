@@ -129,6 +129,9 @@ def evaluate(
     ),
     rollouts: int | None = typer.Option(None, help="Simulations per scale to roll out; all by default, 0 for none."),
     draws: int = typer.Option(10, help="Urban wind: draws of points that each city is predicted from."),
+    cells: int | None = typer.Option(
+        None, help="Urban wind: cells that each draw predicts, chosen at random; all by default, which is slow."
+    ),
     data: Path | None = typer.Option(None, help="Dataset folder, if not the one the run was trained on."),
     device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
 ) -> None:
@@ -144,8 +147,8 @@ def evaluate(
     from farfield.evaluation.subject import Amount
 
     _at_least(0, limit=limit, rollouts=rollouts)
-    _at_least(1, draws=draws)
-    amount = Amount(pairs=limit, rollouts=rollouts, cities=limit, draws=draws)
+    _at_least(1, draws=draws, cells=cells)
+    amount = Amount(pairs=limit, rollouts=rollouts, cities=limit, draws=draws, cells=cells)
     evaluate(run, _listed(scales), amount=amount, data=data, device=device, console=Console(stderr=True))
     print(f"{run / 'evaluation.csv'}: make tables and figures of it with `farfield report {run}`")
 

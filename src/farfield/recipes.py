@@ -162,7 +162,8 @@ def urban_cpu(case: str, encoding: EncodingName, dataset: str, seed: int = 0) ->
 
     So few points lie metres apart, hence the larger pooling radii: with the paper's, a supernode would know itself
     alone. Wavelengths below the distance of two anchors would alias; without them the loss falls faster. Queries read
-    from few anchors and count in the loss, which shows the network more of the air per step.
+    from few anchors and count in the loss, which shows the network more of the air per step; mirror images double the
+    cities.
     """
     return urban_paper(case, encoding, dataset, seed).changed(
         {
@@ -178,6 +179,7 @@ def urban_cpu(case: str, encoding: EncodingName, dataset: str, seed: int = 0) ->
             "points.terrain_supernodes": 128,
             "points.anchors": 1024,
             "points.queries": 1024,
+            "mirrored": True,
             "training.optimiser": "adamw",
             "training.learning_rate": 1e-3,
             "training.final_learning_rate": 1e-5,

@@ -90,6 +90,21 @@ def test_what_is_done_is_not_done_again(urban_reproduced, evaluated_run):
     assert {row.samples for row in read_rows(path) if row.scale == "2"} == {3}
 
 
+def test_a_random_share_of_the_cells_estimates_the_error_of_all(urban_reproduced, evaluated_run):
+    plan, *_ = urban_reproduced
+    everywhere = {r[4:6]: r.value for r in read_rows(evaluated_run / "evaluation.csv") if r.scale == "1"}
+    smallest = min(len(UrbanWindFiles(plan.data).load("test", n).positions) for n in (4, 6))
+    amount = Amount(draws=12, cells=3 * smallest // 4)
+    evaluate(evaluated_run, ["1"], amount=amount, data=plan.data, console=QUIET)
+    rows = [r for r in read_rows(evaluated_run / "evaluation.csv") if r.scale == "1" and r.metric.startswith("l1")]
+    assert {r.samples for r in rows} == {24}
+    for row in rows:
+        assert row.value != everywhere[row[4:6]]
+        assert row.value == pytest.approx(everywhere[row[4:6]], rel=0.15)
+    done = json.loads((evaluated_run / "evaluation.json").read_text())["scales"]["1"]
+    assert done == {"cities": 2, "draws": 12, "cells": 3 * smallest // 4}
+
+
 def test_bad_input_is_named(urban_reproduced, evaluated_run, tmp_path):
     plan, *_ = urban_reproduced
     with pytest.raises(ValueError, match="urban-wind has cities at s = 1, 2, 5, got 3"):

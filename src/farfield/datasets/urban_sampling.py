@@ -6,7 +6,7 @@ Letters: N points, F channels of the targets, T triangles.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -255,7 +255,8 @@ class UrbanWindDataset(torch.utils.data.Dataset[UrbanSample]):
         sample = train[0]
 
     The same seed, draw and case give the same points; with ``draw=None``, new ones are drawn at every access, from
-    PyTorch's generator. ``neutral_only`` leaves out cases with 1/L != 0.
+    PyTorch's generator. ``neutral_only`` leaves out cases with 1/L != 0; with ``mirrored``, half of the draws show the
+    city's mirror image.
     """
 
     files: UrbanWindFiles
@@ -265,6 +266,7 @@ class UrbanWindDataset(torch.utils.data.Dataset[UrbanSample]):
     seed: int = 0
     neutral_only: bool = False
     draw: int | None = 0
+    mirrored: bool = False
 
     def __post_init__(self) -> None:
         if self.files.fields != self.normalisation.fields:
@@ -284,7 +286,23 @@ class UrbanWindDataset(torch.utils.data.Dataset[UrbanSample]):
         number = self.ids[index]
         draw = int(torch.randint(1 << 62, ())) if self.draw is None else self.draw
         rng = np.random.default_rng([self.seed, draw, SPLIT_INDEX[self.split], number])
-        return draw_sample(self.files.load(self.split, number), self.normalisation, self.counts, rng)
+        case = self.files.load(self.split, number)
+        if self.mirrored and rng.random() < 0.5:
+            case = mirror_image(case)
+        return draw_sample(case, self.normalisation, self.counts, rng)
+
+
+def mirror_image(case: UrbanCase) -> UrbanCase:
+    """The case with y reversed, across the wind: its flow is the mirror image of the city's."""
+    flip = np.array([1, -1, 1], dtype=np.float32)
+    fields = {name: values * flip if name == "velocity" else values for name, values in case.fields.items()}
+    return replace(
+        case,
+        positions=case.positions * flip,
+        fields=fields,
+        obstacles=case.obstacles * flip,
+        terrain=case.terrain * flip,
+    )
 
 
 def draw_sample(

@@ -27,6 +27,8 @@ class Amount:
     """Cities of urban wind: the first ones."""
     draws: int = 10
     """Draws of points for each city; the paper's ten."""
+    cells: int | None = None
+    """Cells of each city that a draw predicts, chosen at random with its points."""
 
 
 class Subject(Protocol):

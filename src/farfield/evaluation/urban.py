@@ -2,13 +2,14 @@
 
     sum |prediction - truth| / sum |truth|
 
-over all cells of a region and the components of the velocity, in physical units; then the mean over cities and draws.
-The regions are the square of buildings (``buildings``) and the rest (``wake``), whose share of the domain depends on
-the scale. Neutral air only, as in the paper: the larger cities are neutral.
+over all cells of a region (or a random share of them) and the components of the velocity, in physical units; then the
+mean over cities and draws. The regions are the square of buildings (``buildings``) and the rest (``wake``), whose share
+of the domain depends on the scale. Neutral air only, as in the paper: the larger cities are neutral.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,9 @@ class UrbanSubject:
 
     def wanted(self, scale: str, amount: Amount) -> dict[str, int]:
         there = len(self.cities[scale])
-        return {"cities": there if amount.cities is None else min(amount.cities, there), "draws": amount.draws}
+        cities = there if amount.cities is None else min(amount.cities, there)
+        share = {} if amount.cells is None else {"cells": amount.cells}
+        return {"cities": cities, "draws": amount.draws, **share}
 
     def predictions(self, scale: str, wanted: dict[str, int]) -> int:
         return wanted["cities"] * wanted["draws"]
@@ -63,22 +66,33 @@ class UrbanSubject:
             case = self.files.load(split, number)
             for draw in range(wanted["draws"]):
                 rng = np.random.default_rng([0, draw, SPLIT_INDEX[split], number])
-                fields = self.predictor.columns(self.predictor.from_case(case, case.positions, rng, advance))
-                for about, values in region_errors(fields, case).items():
+                share = wanted.get("cells", len(case.positions))
+                pictured = "velocity" in self.predictor.fields and not first  # which takes all cells
+                cells = case if pictured or share >= len(case.positions) else some_cells(case, share, rng)
+                # The city is always the whole one: only where its wind is asked for is chosen.
+                fields = self.predictor.columns(self.predictor.from_case(case, cells.positions, rng, advance))
+                for about, values in region_errors(fields, cells).items():
                     errors.setdefault(about, []).append(values)
-                if not first and "velocity" in fields:
+                if pictured:
                     first.append(fields["velocity"])
         numbers: list[Numbers] = []
         for (name, metric), parts in errors.items():
             value, samples = mean_error(torch.cat(parts))
             numbers.append((name, metric, 1, float(f"{value:.6g}"), samples))
-        pictured = self.cities[scale][0]
-        return numbers, lambda: wind_pictures(self.files, split, pictured, *first) if first else {}
+        in_picture = self.cities[scale][0]
+        return numbers, lambda: wind_pictures(self.files, split, in_picture, *first) if first else {}
 
 
 def neutral_cities(files: UrbanWindFiles, split: str) -> list[int]:
     """The ids of the cases in neutral air."""
     return [number for number in files.ids(split) if files.conditions(split, number)[1] == 0]
+
+
+def some_cells(case: UrbanCase, count: int, rng: np.random.Generator) -> UrbanCase:
+    """The case with the air of so many cells, drawn evenly."""
+    chosen = rng.choice(len(case.positions), count, replace=False)
+    fields = {name: values[chosen] for name, values in case.fields.items()}
+    return replace(case, positions=case.positions[chosen], fields=fields)
 
 
 def region_errors(fields: dict[str, NDArray], case: UrbanCase) -> dict[tuple[str, str], Tensor]:

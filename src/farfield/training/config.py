@@ -234,6 +234,8 @@ class UrbanRun(RunConfig):
     model: AbSwiftConfig = AbSwiftConfig()
     points: PointsConfig = PointsConfig()
     """How many points stand for surfaces and air."""
+    mirrored: bool = False
+    """Show half of the training items mirrored across the wind: twice as many cities, with exact flows."""
     training: TrainingConfig = TrainingConfig(epochs=500, batch_size=1)
 
     @model_validator(mode="after")

@@ -23,7 +23,9 @@ def urban_task(config: UrbanRun) -> Task:
     files = UrbanWindFiles(config.dataset, tuple(config.model.fields), keep_in_memory=True)
     normalisation = UrbanNormalisation.fit(files)
     counts = PointCounts(**config.points.model_dump())
-    training_data = UrbanWindDataset(files, "train", normalisation, counts, seed=config.seed, draw=None)
+    training_data = UrbanWindDataset(
+        files, "train", normalisation, counts, seed=config.seed, draw=None, mirrored=config.mirrored
+    )
     validation_data = UrbanWindDataset(files, "val", normalisation, counts)  # the same points at every validation
     torch.manual_seed(config.seed)
     return Task(
