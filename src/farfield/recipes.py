@@ -184,7 +184,7 @@ def urban_cpu(case: str, encoding: EncodingName, dataset: str, seed: int = 0) ->
             "training.learning_rate": 1e-3,
             "training.final_learning_rate": 1e-5,
             "training.gradient_clip": 1.0,
-            "training.steps": 4000,
+            "training.steps": 3000,
             "training.validate_every": 500,
             "training.checkpoint_every": 100,
         }

@@ -103,6 +103,11 @@ def test_a_random_share_of_the_cells_estimates_the_error_of_all(urban_reproduced
         assert row.value == pytest.approx(everywhere[row[4:6]], rel=0.15)
     done = json.loads((evaluated_run / "evaluation.json").read_text())["scales"]["1"]
     assert done == {"cities": 2, "draws": 12, "cells": 3 * smallest // 4}
+    before = (evaluated_run / "evaluation.json").stat().st_mtime_ns
+    evaluate(evaluated_run, ["2"], amount=Amount(draws=2, cells=5), data=plan.data, console=QUIET)  # all are done
+    assert (evaluated_run / "evaluation.json").stat().st_mtime_ns == before
+    evaluate(evaluated_run, ["1"], amount=Amount(draws=2), data=plan.data, console=QUIET)  # a share is not all
+    assert json.loads((evaluated_run / "evaluation.json").read_text())["scales"]["1"] == {"cities": 2, "draws": 2}
 
 
 def test_bad_input_is_named(urban_reproduced, evaluated_run, tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,9 @@ class Record:
         return record
 
     def has(self, scale: str, wanted: dict[str, int]) -> bool:
-        return scale in self.done and all(self.done[scale][kind] >= count for kind, count in wanted.items())
+        """Whether at least as much is done; a kind that is not counted is unlimited."""
+        done = self.done.get(scale)
+        return done is not None and all(done.get(kind, inf) >= wanted.get(kind, inf) for kind in done | wanted)
 
     def add(self, scale: str, amount: dict[str, int], rows: list[Row], pictures: dict[str, NDArray]) -> None:
         """Replace what is known about a scale; the file that says it is done comes last."""
