@@ -7,7 +7,8 @@ import pyvista as pv
 import farfield as ff
 from farfield.evaluation import urban_prediction
 from farfield.evaluation.urban_prediction import UrbanPredictor
-from farfield.geometry.buildings import inside_buildings, write_stl
+from farfield.geometry.buildings import Box, boxes_to_mesh, inside_buildings, write_stl
+from farfield.solvers.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED
 
 WIND = {"roughness": 0.3, "wind_direction": 250.0}
 
@@ -173,3 +174,20 @@ def test_wrong_options_are_named(predictor, city, points) -> None:
         predictor.predict(city, points=points, draws=0, **WIND)
     with pytest.raises(ValueError, match="give it, or points, not both"):
         predictor.predict(city, points=points, spacing=3.0, **WIND)
+
+
+@pytest.mark.filterwarnings("ignore:outside the training data")  # one building covers all of its rectangle
+def test_the_shipped_model_knows_inflow_wake_and_recirculation() -> None:
+    shipped = ff.load("urban-wind-laape")
+    heights = np.array([5.0, 10.0, 20.0, 40.0])
+
+    def along_wind(x: float) -> np.ndarray:
+        points = np.stack([np.full(4, x), np.zeros(4), heights], axis=1)
+        wind = shipped.predict(boxes_to_mesh([Box(-10, 10, -10, 10, 20)]), roughness=0.3, points=points, draws=3)
+        return np.asarray(wind["velocity"])[:, 0]
+
+    inflow = REFERENCE_SPEED * np.log(heights / 0.3) / np.log(REFERENCE_HEIGHT / 0.3)
+    assert along_wind(-60.0) == pytest.approx(inflow, rel=0.15)
+    assert (along_wind(20.0)[:2] < 0).all()  # behind the building, below its roof, air flows back
+    assert along_wind(20.0)[3] > 0.9 * inflow[3]  # above the roof it does not
+    assert (0.3 * inflow < along_wind(140.0)).all() and along_wind(140.0)[1] < 0.95 * inflow[1]  # the wake recovers
