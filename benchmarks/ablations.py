@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Subset
 
 from farfield.datasets.step_pairs import StepPairs
 from farfield.datasets.urban_wind import UrbanWindFiles
-from farfield.evaluation.urban import region_errors, some_cells
+from farfield.evaluation.urban import errors_of_draw
 from farfield.evaluation.urban_prediction import UrbanPredictor
 from farfield.files import atomic_path, atomic_write_text
 from farfield.training.academic import build_model
@@ -49,10 +49,8 @@ def urban_error(run: Run, draws: int = 2, cells: int = 8192) -> float:
     for number in files.ids("val"):
         case = files.load("val", number)
         for draw in range(draws):
-            rng = np.random.default_rng([1, draw, number])
-            chosen = some_cells(case, cells, rng)
-            fields = predictor.columns(predictor.from_case(case, chosen.positions, rng))
-            errors.append(float(region_errors(fields, chosen)["velocity", "l1_buildings"]))
+            _, found = errors_of_draw(predictor, case, np.random.default_rng([1, draw, number]), cells)
+            errors.append(float(found["velocity", "l1_buildings"]))
     return float(np.mean(errors))
 
 

@@ -1,7 +1,7 @@
 """The experiments, one function each: a preset is the paper's configuration, or derived from one.
 
 ``paper`` is the published set-up, for a GPU; ``cpu`` the best that two cores train in half an hour a run (urban wind:
-an hour and a half); ``quick`` shows the effect in two minutes a run.
+an hour); ``quick`` shows the effect in two minutes a run.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def urban_paper(case: str, encoding: EncodingName, dataset: str, seed: int = 0) 
 
 
 def urban_cpu(case: str, encoding: EncodingName, dataset: str, seed: int = 0) -> RunConfig:
-    """AB-SWIFT on one core in an hour and a half: narrower, with an eighth of the points.
+    """AB-SWIFT on one core in an hour: narrower, with an eighth of the points.
 
     So few points lie metres apart, hence the larger pooling radii: with the paper's, a supernode would know itself
     alone. Wavelengths below the distance of two anchors would alias; without them the loss falls faster. Queries read
@@ -314,7 +314,7 @@ def _urban_experiment(preset: str, data: Path, settings: Mapping[str, Any]) -> E
     elif preset == "cpu":
         some = {
             "minutes": 120,
-            # The paper's ten draws, of the largest cities three; a share of the cells tells each error to a few %.
+            # The paper's ten draws, of the largest cities three; each predicts a random share of the cells.
             "amounts": {"1": Amount(cells=2048), "2": Amount(cells=4096), "5": Amount(draws=3, cells=8192)},
         }
     dataset = urban_generation.PRESETS[preset]

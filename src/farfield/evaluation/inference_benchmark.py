@@ -132,8 +132,8 @@ def _solver_seconds(folder: Path, case: UrbanCase, solve: bool) -> tuple[float |
 def markdown(results: dict[str, Any]) -> str:
     """The figures as tables, with the ratios."""
     lines = [
-        f"AB-SWIFT with {results['encoding']}, {results['parameters']:,} weights, torch {results['torch']}, one core "
-        f"({results['processor']}).",
+        f"`farfield bench inference`: AB-SWIFT with {results['encoding']}, {results['parameters']:,} weights, "
+        f"torch {results['torch']}, one core ({results['processor']}).",
         "",
         "Prediction of all cells (drawing points, encoding, decoding) against OpenFOAM's solver, CPU seconds:",
         "",

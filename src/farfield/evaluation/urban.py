@@ -66,21 +66,19 @@ class UrbanSubject:
             case = self.files.load(split, number)
             for draw in range(wanted["draws"]):
                 rng = np.random.default_rng([0, draw, SPLIT_INDEX[split], number])
-                share = wanted.get("cells", len(case.positions))
-                pictured = "velocity" in self.predictor.fields and not first  # which takes all cells
-                cells = case if pictured or share >= len(case.positions) else some_cells(case, share, rng)
-                # The city is always the whole one: only where its wind is asked for is chosen.
-                fields = self.predictor.columns(self.predictor.from_case(case, cells.positions, rng, advance))
-                for about, values in region_errors(fields, cells).items():
+                shown = not first and "velocity" in self.predictor.fields  # a picture takes all cells
+                count = None if shown else wanted.get("cells")
+                fields, found = errors_of_draw(self.predictor, case, rng, count, advance)
+                for about, values in found.items():
                     errors.setdefault(about, []).append(values)
-                if pictured:
+                if shown:
                     first.append(fields["velocity"])
         numbers: list[Numbers] = []
         for (name, metric), parts in errors.items():
             value, samples = mean_error(torch.cat(parts))
             numbers.append((name, metric, 1, float(f"{value:.6g}"), samples))
-        in_picture = self.cities[scale][0]
-        return numbers, lambda: wind_pictures(self.files, split, in_picture, *first) if first else {}
+        pictured = self.cities[scale][0]
+        return numbers, lambda: wind_pictures(self.files, split, pictured, *first) if first else {}
 
 
 def neutral_cities(files: UrbanWindFiles, split: str) -> list[int]:
@@ -88,7 +86,20 @@ def neutral_cities(files: UrbanWindFiles, split: str) -> list[int]:
     return [number for number in files.ids(split) if files.conditions(split, number)[1] == 0]
 
 
-def some_cells(case: UrbanCase, count: int, rng: np.random.Generator) -> UrbanCase:
+def errors_of_draw(
+    predictor: UrbanPredictor,
+    case: UrbanCase,
+    rng: np.random.Generator,
+    cells: int | None = None,
+    advance: Advance = lambda share: None,
+) -> tuple[dict[str, NDArray], dict[tuple[str, str], Tensor]]:
+    """One draw of the whole city's points -> the fields at all cells, or at so many of them, and their errors."""
+    where = case if cells is None or cells >= len(case.positions) else _some_cells(case, cells, rng)
+    fields = predictor.columns(predictor.from_case(case, where.positions, rng, advance))
+    return fields, region_errors(fields, where)
+
+
+def _some_cells(case: UrbanCase, count: int, rng: np.random.Generator) -> UrbanCase:
     """The case with the air of so many cells, drawn evenly."""
     chosen = rng.choice(len(case.positions), count, replace=False)
     fields = {name: values[chosen] for name, values in case.fields.items()}
