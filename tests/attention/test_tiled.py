@@ -14,8 +14,8 @@ from strategies import NAMES, make_encoding, problems, relative_error
 import farfield as ff
 from farfield.attention.drawing import draw_plan
 from farfield.attention.flex import BLOCK, _block_mask
+from farfield.attention.margin import rare_logits
 from farfield.attention.plan import cached_plan
-from farfield.attention.tiled import logit_margin
 
 
 def jittered_grid(per_side, spacing, space_dim=2, seed=0):
@@ -84,7 +84,37 @@ def test_large_logits_keep_the_error_within_the_tolerance(encoding, scale):
     expected = ff.local_attention(q[:, :, some], k, v, points[some], points, encoding=encoding, backend="reference")
     result = ff.local_attention(q, k, v, points, encoding=encoding, backend="tiled")[:, :, some]
     assert relative_error(result, expected) < 1e-4
-    assert (logit_margin(q, k) > 1) is (scale > 1)
+    assert bool(rare_logits(q, k) > 1) is (scale > 1)
+
+
+@settings(max_examples=30)
+@given(
+    name=st.sampled_from(["laspe", "laape", "alibi"]),
+    space_dim=st.integers(1, 2),
+    per_side=st.integers(5, 22),
+    cells=st.floats(0.7, 12.0),
+    aside=st.integers(-5, 5),
+    sharpness=st.floats(0.1, 6.0),
+)
+def test_grids_with_short_decay_lengths_and_layers_that_look_aside(name, space_dim, per_side, cells, aside, sharpness):
+    """As trained layers do: a query seeks the key some cells away, however little the potential leaves of it.
+
+    Tiles are many decay lengths wide here, and points lie on their very edges.
+    """
+    line = 8.0 * torch.arange(per_side if space_dim == 2 else 25 * per_side)
+    points = torch.stack(torch.meshgrid(*[line] * space_dim, indexing="ij"), -1).reshape(-1, space_dim)
+    lengths = [[8 * cells] * space_dim, [16 * cells] * space_dim]
+    encoding = {
+        "laspe": lambda: ff.LASPE(lengths, rotary=None),
+        "laape": lambda: ff.LAAPE(lengths, rotary=None),
+        "alibi": lambda: ff.ALiBi(1 / (8 * cells), rotary=None),
+    }[name]()
+    k, v = (normal(1, 2, len(points), 16, seed=s) for s in range(2))
+    q = sharpness * k.roll(aside, dims=2)
+    tiled, formula = (
+        ff.local_attention(q, k, v, points, encoding=encoding, backend=backend) for backend in ("tiled", "reference")
+    )
+    assert relative_error(tiled, formula) < 1e-4
 
 
 def graded_cloud(points=6000, seed=0):
@@ -275,12 +305,12 @@ def test_auto_says_what_it_picks_and_why(encoding, per_side, expected):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="FlexAttention on CPU is compiled with g++")
-def test_flex_equals_the_formula_and_skips_what_the_plan_skips():
+def test_flex_equals_the_formula_and_skips_what_the_plan_skips(monkeypatch):
     points, keys = jittered_grid(36, 30.0).float(), jittered_grid(40, 27.0, seed=3).float()
     encoding = ff.LAAPE(torch.tensor([[20.0, 40.0], [60.0, 30.0]]), basis=torch.linalg.qr(normal(2, 2))[0])
     q, k, v = normal(2, 2, len(points), 16), normal(2, 2, len(keys), 16), normal(2, 2, len(keys), 16, seed=4)
     plan = ff.plan_attention(points, keys, encoding=encoding, query_tile=BLOCK, key_tile=BLOCK)
-    mask = _block_mask(plan, 2, 0.0, 1.0, torch.device("cpu"))
+    mask = _block_mask(plan, 2, [0.0] * len(plan.reaches), 1.0, torch.device("cpu"))
     assert int(mask.kv_num_blocks.sum()) == int(mask.q_num_blocks.sum()) < 2 * len(plan.queries) * len(plan.keys)
     with torch.no_grad():
         expected = ff.local_attention(q, k, v, points, keys, encoding=encoding, backend="reference")
@@ -289,6 +319,7 @@ def test_flex_equals_the_formula_and_skips_what_the_plan_skips():
         for reach in plan.reaches:  # a plan that lists too little must show in the result
             reach.cut.fill_(-1.0)
             reach.cut[::2] = 1e-3
+        monkeypatch.setattr("farfield.attention.flex.fit", lambda *_: (plan, [0.0] * len(plan.reaches)))
         assert (
             not relative_error(
                 ff.local_attention(q, k, v, points, keys, encoding=encoding, backend="flex", plan=plan), expected

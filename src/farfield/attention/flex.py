@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from farfield.attention.encoding import Encoding
+from farfield.attention.margin import fit
 from farfield.attention.plan import AttentionPlan, Reach
-from farfield.attention.tiled import logit_margin
 
 BLOCK = 128
 
@@ -41,12 +41,11 @@ def flex(
             f"backend='flex' needs a plan with query_tile={BLOCK} and key_tile={BLOCK}, this one has "
             f"{plan.queries.size} and {plan.keys.size}"
         )
-    margin = logit_margin(q, k)
+    plan, margins = fit(q, k, v, query_positions, key_positions, encoding, weight, plan)
     least = 1.0 if weight is None else min(1.0, float(weight.detach().min()))
-    plan = plan.reaching(margin, least, query_positions, key_positions, encoding)
     device = q.device
     order_q, order_k = plan.queries.order.to(device), plan.keys.order.to(device)
-    mask = _block_mask(plan, q.shape[1], margin, least, device)
+    mask = _block_mask(plan, q.shape[1], margins, least, device)
     score_mod = _bias(encoding, weight, q.shape[1], plan, query_positions[order_q], key_positions[order_k], order_q)
     in_order = (q[:, :, order_q], k[:, :, order_k], v[:, :, order_k])
     out = _compiled()(*in_order, score_mod=score_mod, block_mask=mask, scale=1 / sqrt(q.shape[-1]))
@@ -107,10 +106,12 @@ def _axes(lengths: torch.nn.Module) -> int:
     return 1 if maximum.ndim == 0 else maximum.shape[-1]
 
 
-def _block_mask(plan: AttentionPlan, heads: int, margin: float, weight: float, device: torch.device) -> BlockMask:
+def _block_mask(
+    plan: AttentionPlan, heads: int, margins: list[float], weight: float, device: torch.device
+) -> BlockMask:
     """The plan's lists, for every head, as key blocks of each query block and (for gradients) the reverse."""
     blocks_q, blocks_k = len(plan.queries), len(plan.keys)
-    rows = [_lists(reach, margin, weight) for reach in plan.reaches]
+    rows = [_lists(reach, margin, weight) for reach, margin in zip(plan.reaches, margins, strict=True)]
     columns = [(key, query) for query, key in rows]
     forward, backward = _table(plan, rows, heads, blocks_q, device), _table(plan, columns, heads, blocks_k, device)
     return BlockMask(

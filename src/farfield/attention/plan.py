@@ -13,6 +13,7 @@ work and memory grow with the number of tile pairs in reach, never with all pair
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections import OrderedDict
@@ -38,6 +39,9 @@ _PER_TILE = 100_000
 # At 1.6 million points one sample with LASPE came to 0.61 of it, 1.1e-4 at a tolerance of 1e-4: the promise is not a
 # bound. ALiBi's tail is too thick for any of this.
 _OVERESTIMATE = 1.8
+# How far into a query tile, as a fraction of its width, the potential to a key tile is looked at: with short decay
+# lengths it rises steeply, and only the queries next to the edge see the key tile at all.
+_DEPTHS = (1 / 32, 1 / 8, 1 / 2)
 # So many query tiles descend the key tree at a time, which bounds the memory of the search.
 _TILES_AT_A_TIME = 2048
 
@@ -105,10 +109,13 @@ class AttentionPlan:
         )
 
     def reaching(
-        self, margin: float, weight: float, query_positions: Tensor, key_positions: Tensor, encoding: Encoding
+        self, margins: list[float], weight: float, query_positions: Tensor, key_positions: Tensor, encoding: Encoding
     ) -> AttentionPlan:
-        """This plan, or one with longer lists if the cut raised by ``margin`` and divided by ``weight`` passes them."""
-        missing = max(float(r.cut.max() + margin) / max(weight, 1e-6) - r.limit for r in self.reaches)
+        """This plan, or one with longer lists if cuts raised by ``margins`` and divided by ``weight`` pass them."""
+        missing = max(
+            float(reach.cut.max() + margin) / max(weight, 1e-6) - reach.limit
+            for reach, margin in zip(self.reaches, margins, strict=True)
+        )
         if missing <= 0:
             return self
         if self._wider is None or min(r.limit for r in self._wider.reaches) < missing + min(
@@ -319,9 +326,12 @@ def _search(
         owner, tile, smallest = owner[rank], tile[rank], smallest[rank]
         start = np.searchsorted(owner, np.arange(count + 1))
         excess = np.maximum(smallest - best[owner], 0.0)
-        middle = (q_low + q_high)[owner] / 2
-        typical, _ = _bounds(encoding, middle - keys.high.numpy()[tile], middle - keys.low.numpy()[tile])
-        cuts.append(_cuts(excess, typical - smallest, key_counts[tile], owner, start, spare * tolerance))
+        inside = [
+            _bounds(encoding, (q_low + t * (q_high - q_low))[owner] - keys.high.numpy()[tile],
+                    (q_high - t * (q_high - q_low))[owner] - keys.low.numpy()[tile])[0] - smallest
+            for t in _DEPTHS
+        ]  # fmt: skip
+        cuts.append(_cuts(excess, inside, key_counts[tile], queries.size, owner, start, spare * tolerance))
         for collected, value in zip(
             (sizes, tiles, potentials, bests), (np.diff(start), tile, excess, best), strict=True
         ):
@@ -339,21 +349,42 @@ def _search(
 
 
 def _cuts(
-    excess: np.ndarray, depth: np.ndarray, counts: np.ndarray, owner: np.ndarray, start: np.ndarray, tolerance: float
+    excess: np.ndarray,
+    inside: list[np.ndarray],
+    counts: np.ndarray,
+    queries: int,
+    owner: np.ndarray,
+    start: np.ndarray,
+    tolerance: float,
 ) -> np.ndarray:
     """Per query tile, the potential beyond which all keys together change the output by less than ``tolerance``.
 
     Leaving keys out changes the output by at most the sum of their weights over the sum of all (values that vary
-    smoothly), or the same with squares (values that vary at random); both are kept small. A key tile weighs
-    exp(-Phi) at the query tile's nearest edge and less inside: with Phi higher by ``depth`` in the middle, the mean
-    of exp(-p Phi) over the tile is lower by (1 - exp(-2 p depth)) / (2 p depth).
+    smoothly), or the same with squares (values that vary at random); both are kept small, on average over the
+    ``queries`` of a tile. ``inside`` is by how much Phi is higher at ``_DEPTHS`` than at the tile's nearest edge.
     """
     needed = np.zeros(len(owner), dtype=bool)
     for power in (1, 2):
-        across = 2 * power * np.maximum(depth, 1e-9)
-        mass = counts * np.exp(-power * excess) * -np.expm1(-across) / across
+        # the nearest query of a tile lies on the edge of its box
+        share = np.maximum(_mean_weight([power * rise for rise in inside]), 1 / queries)
+        mass = counts * np.exp(-power * excess) * share
         beyond = np.cumsum(mass[::-1])[::-1]  # this entry and all later ones, over all owners
         beyond = beyond - np.append(beyond, 0.0)[start[1:]][owner]  # now of the same owner
         needed |= beyond > tolerance**power * beyond[start[:-1]][owner]
     last = np.maximum.reduceat(np.where(needed, np.arange(len(owner)), -1), start[:-1])
     return excess[np.maximum(last, start[:-1])]
+
+
+def _mean_weight(inside: list[np.ndarray]) -> np.ndarray:
+    """The mean of exp(-rise) across a tile, from the rise at ``_DEPTHS``.
+
+    Between two depths the rise is taken as linear; beyond the last it is at least as steep as before, Phi being convex.
+    """
+    slope = (inside[-1] - inside[-2]) / (_DEPTHS[-1] - _DEPTHS[-2])
+    depths = (0.0, *_DEPTHS, 1.0)
+    rises = [np.zeros_like(slope), *inside, inside[-1] + slope * (1 - _DEPTHS[-1])]
+    total = np.zeros_like(slope)
+    for (near, far), (low, high) in zip(itertools.pairwise(depths), itertools.pairwise(rises), strict=True):
+        across = np.maximum(high - low, 1e-9)
+        total += (far - near) * np.exp(-low) * -np.expm1(-across) / across
+    return total

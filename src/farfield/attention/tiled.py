@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from farfield.attention.dense import kernel, penalty_matrix
 from farfield.attention.encoding import Encoding
+from farfield.attention.margin import fit
 from farfield.attention.plan import AttentionPlan, Reach
 
 # Beyond this penalty to the best key, a tile's bias is formed pair by pair and counted from each query's best key:
@@ -48,14 +49,12 @@ def tiled(
     plan: AttentionPlan,
 ) -> Tensor:
     """Rotated q (B, H, Nq, D), k, v at positions (N, P) -> (B, H, Nq, Dv), exact to the plan's tolerance."""
-    margin = logit_margin(q, k)
-    least = 1.0 if weight is None else min(1.0, float(weight.detach().min()))
-    plan = plan.reaching(margin, least, query_positions, key_positions, encoding)
+    plan, margins = fit(q, k, v, query_positions, key_positions, encoding, weight, plan)
     where_q = query_positions[plan.queries.order].double() - plan.origin.to(q.device)
     where_k = key_positions[plan.keys.order].double() - plan.origin.to(q.device)
     one_by_one = not torch.is_grad_enabled() and q.numel() > _LARGE
     pieces: dict[int, Tensor] = {}
-    for reach in plan.reaches:
+    for reach, margin in zip(plan.reaches, margins, strict=True):
         members = list(range(q.shape[1])) if reach.heads is None else reach.heads
         for heads in [[h] for h in members] if one_by_one else [members]:
             shape = (q.shape[0], len(heads), *q.shape[2:])
@@ -65,20 +64,6 @@ def tiled(
             some = None if weight is None else weight[:, heads]
             pieces |= zip(heads, _attend(q[:, heads], k[:, heads], v[:, heads], some, tiles).unbind(1), strict=True)
     return torch.stack([pieces[h] for h in range(q.shape[1])], dim=1)
-
-
-def logit_margin(q: Tensor, k: Tensor) -> float:
-    """How much the cut must rise so that large logits of far keys are not lost: not at all for logits of size one.
-
-    The logit of a query with a random key is about normal with the standard deviation s = |q| rms|k| / D (rotation
-    spreads directions evenly). As long as s is small, all keys in reach contribute, and far ones weigh what the
-    kernel says. Beyond s of about one, single large logits decide, and the margin that keeps the error at the
-    tolerance was found to grow by 1.3 per unit of s, for every potential (``tests/attention/test_tiled.py`` checks).
-    """
-    with torch.no_grad():
-        rms = k.square().sum(-1).mean(-1).sqrt()  # (B, H)
-        spread = (q.norm(dim=-1).amax(-1) * rms / q.shape[-1]).max().item()
-    return 1.3 * max(0.0, spread - 1.3)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, tiles: _Tiles) -> Tensor:
