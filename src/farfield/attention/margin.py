@@ -7,8 +7,9 @@ keys beyond the cut are worth, and raises the cut until they are worth less than
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
-from math import sqrt
 
 import torch
 from torch import Tensor
@@ -17,11 +18,14 @@ from farfield.attention.dense import penalty_matrix
 from farfield.attention.encoding import Encoding
 from farfield.attention.plan import AttentionPlan, Reach
 
-# The sample: so many tiles, evenly spread, and so many queries of each.
-_TILES = 32
+# The sample: so many tiles, evenly spread, and so many queries of each; fewer tiles where they read so many keys that
+# the sample would cost more than some per cent of the layer.
+_TILES = 24
+_FEWEST = 6
+_KEYS = 1 << 18
 _QUERIES = 8
 # The cut rises in steps of this size.
-_STEP = 1.0
+_STEP = 0.5
 # Keys beyond the plan's lists are not seen at all: lists must go on for so long after the cut.
 _UNSEEN = 2.0
 
@@ -45,9 +49,9 @@ def fit(
     while True:
         margins = []
         for reach in plan.reaches:
-            heads = list(range(q.shape[1])) if reach.heads is None else reach.heads
-            sample = _Sample(q, k, v, query_positions, key_positions, encoding, weight, plan, reach, heads)
-            margins.append(sample.margin(float(floors[heads].max())))
+            sample = _Sample(q, k, v, query_positions, key_positions, encoding, weight, plan, reach)
+            heads = range(q.shape[1]) if reach.heads is None else reach.heads
+            margins.append(max(sample.margin(head, float(floors[head])) for head in heads))
         wider = plan.reaching([m + _UNSEEN for m in margins], least, query_positions, key_positions, encoding)
         if wider is plan:
             return plan, margins
@@ -81,60 +85,56 @@ class _Sample:
     weight: Tensor | None
     plan: AttentionPlan
     reach: Reach
-    heads: list[int]
 
     @torch.no_grad()
-    def margin(self, floor: float) -> float:
-        """``floor`` plus as many steps as keep the error of every head to the tolerance."""
-        lost: list[Tensor] = []  # squared errors (H,) by step
-        whole = torch.zeros(len(self.heads), device=self.q.device, dtype=self.q.dtype)
+    def margin(self, head: int, floor: float) -> float:
+        """``floor`` plus as many steps as keep the error of a head to the tolerance."""
+        order_k = self.plan.keys.order.to(self.k.device)
+        k, v = self.k[:, head, order_k], self.v[:, head, order_k]  # the keys of a tile are runs of memory now
+        whole, lost = 0.0, list[float]()  # squared norms of outputs and, by step, of errors
         tiles = len(self.plan.queries)
-        for tile in torch.linspace(0, tiles - 1, min(tiles, _TILES)).long().tolist():
-            size, errors = self._errors(tile, floor)
+        read = self.plan.keys.size * len(self.reach.key_tile) // tiles  # keys per tile
+        for tile in _spread(tiles, min(max(_FEWEST, tiles // 16, _KEYS // read), _TILES)).tolist():
+            size, errors = self._errors(head, tile, k, v, floor)
             whole += size
-            lost += [torch.zeros_like(whole) for _ in range(len(errors) - len(lost))]
-            for step, error in enumerate(errors):
-                lost[step] += error
-        steps = 0
-        while steps < len(lost) and bool((lost[steps].sqrt() > self.plan.tolerance * whole.sqrt()).any()):
-            steps += 1
-        return floor + steps * _STEP
+            lost = [a + b for a, b in itertools.zip_longest(lost, errors, fillvalue=0.0)]
+        return floor + _STEP * sum(error > self.plan.tolerance**2 * whole for error in lost)
 
-    def _errors(self, tile: int, margin: float) -> tuple[Tensor, list[Tensor]]:
-        """Squared norms (H,) of the sampled outputs, and of their errors at this margin and after each further step."""
-        asked, listed, beyond = self._points(tile)
-        k, v = self._at(self.k, listed), self._at(self.v, listed)
-        where_q, where_k = self.query_positions[asked].double(), self.key_positions[listed].double()
-        penalty = penalty_matrix(where_q[None, None], where_k[None, None], self.encoding.select(self.heads), None)
-        penalty = penalty - penalty.amin(-1, keepdim=True)
-        if self.weight is not None:
-            penalty = penalty * self._at(self.weight, asked)[..., None]
-        logits = self._at(self.q, asked) @ k.transpose(-1, -2) / sqrt(self.q.shape[-1])
-        shares = torch.softmax(logits - penalty.to(logits.dtype), dim=-1)
-        out = shares @ v
-        negligible = 1e-3 * self.plan.tolerance * out.norm(dim=(-1, -2))
-        errors: list[Tensor] = []
-        while True:
-            kept = int(torch.searchsorted(beyond, margin + len(errors) * _STEP, right=True))
-            far, far_v = shares[..., kept:], v[:, :, kept:]
-            dropped = far.sum(-1, keepdim=True)
-            error = (dropped * out - far @ far_v) / (1 - dropped).clamp(min=1e-12)
-            if bool((error.norm(dim=(-1, -2)) <= negligible).all()):
-                return out.square().sum((0, 2, 3)), errors
-            errors.append(error.square().sum((0, 2, 3)))
-
-    def _points(self, tile: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries that are asked, keys in their tile's list, and the margins from which on these are computed."""
+    def _errors(self, head: int, tile: int, k: Tensor, v: Tensor, margin: float) -> tuple[float, list[float]]:
+        """The squared norm of the outputs, and of their errors at this margin and after each further step."""
         queries, keys, reach = self.plan.queries, self.plan.keys, self.reach
-        members = queries.order[tile * queries.size : (tile + 1) * queries.size].to(self.q.device)
-        asked = members[torch.linspace(0, len(members) - 1, min(len(members), _QUERIES)).long()]
-        least = 1.0 if self.weight is None else max(float(self._at(self.weight, members).min()), 1e-6)
+        members = queries.order[tile * queries.size : (tile + 1) * queries.size].to(k.device)
+        asked = members[_spread(len(members), _QUERIES)]
         entries = slice(int(reach.start[tile]), int(reach.start[tile + 1]))
         slots = (reach.key_tile[entries].long()[:, None] * keys.size + torch.arange(keys.size)).flatten()
         inside = slots < len(keys.order)  # the last tile may be short
-        beyond = (reach.potential[entries] * least - reach.cut[tile]).repeat_interleave(keys.size)
-        return asked, keys.order[slots[inside]].to(self.q.device), beyond[inside].contiguous()
+        slots = slots[inside]
+        on_device = slots.to(k.device)
+        q, k, v = self.q[:, head, asked], k.index_select(1, on_device), v.index_select(1, on_device)
 
-    def _at(self, t: Tensor, points: Tensor) -> Tensor:
-        """t (B, H, N, ...) for the heads of this reach and some points."""
-        return t[:, torch.tensor(self.heads, device=t.device)[:, None], points]
+        where_q = self.query_positions[asked].double()
+        where_k = self.key_positions[keys.order[slots].to(k.device)].double()
+        local_q, local_k = ((w - where_q[0]).to(k.dtype)[None, None] for w in (where_q, where_k))
+        penalty = penalty_matrix(local_q, local_k, self.encoding.select([head]), None)[0, 0]
+        penalty = penalty - penalty.amin(-1, keepdim=True)
+        least = 1.0
+        if self.weight is not None:
+            penalty = penalty * self.weight[:, head, asked, None]
+            least = max(float(self.weight[:, head, members].min()), 1e-6)
+        # keys lie in rising order of the margin from which on they are computed
+        beyond = (reach.potential[entries] * least - reach.cut[tile]).repeat_interleave(keys.size)[inside]
+
+        shares = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) - penalty, dim=-1)
+        out = shares @ v
+        size, errors = float(out.square().sum()), list[float]()
+        while not errors or errors[-1] > 1e-6 * self.plan.tolerance**2 * size:
+            kept = int(torch.searchsorted(beyond, margin + _STEP * len(errors), right=True))
+            dropped = shares[..., kept:].sum(-1, keepdim=True)
+            error = (dropped * out - shares[..., kept:] @ v[:, kept:]) / (1 - dropped).clamp(min=1e-12)
+            errors.append(float(error.square().sum()))
+        return size, errors
+
+
+def _spread(total: int, count: int) -> Tensor:
+    """At most ``count`` numbers below ``total``, evenly spread, with both ends: the corners of a tile see furthest."""
+    return torch.linspace(0, total - 1, min(total, count)).long()
