@@ -105,6 +105,7 @@ class _Sample:
         queries, keys, reach = self.plan.queries, self.plan.keys, self.reach
         members = queries.order[tile * queries.size : (tile + 1) * queries.size].to(k.device)
         asked = members[_spread(len(members), _QUERIES)]
+        importance = _importance(len(asked), len(members), self.query_positions.shape[1]).to(k)
         entries = slice(int(reach.start[tile]), int(reach.start[tile + 1]))
         slots = (reach.key_tile[entries].long()[:, None] * keys.size + torch.arange(keys.size)).flatten()
         inside = slots < len(keys.order)  # the last tile may be short
@@ -126,15 +127,26 @@ class _Sample:
 
         shares = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) - penalty, dim=-1)
         out = shares @ v
-        size, errors = float(out.square().sum()), list[float]()
+        size, errors = float((importance * out.square()).sum()), list[float]()
         while not errors or errors[-1] > 1e-6 * self.plan.tolerance**2 * size:
             kept = int(torch.searchsorted(beyond, margin + _STEP * len(errors), right=True))
             dropped = shares[..., kept:].sum(-1, keepdim=True)
             error = (dropped * out - shares[..., kept:] @ v[:, kept:]) / (1 - dropped).clamp(min=1e-12)
-            errors.append(float(error.square().sum()))
+            errors.append(float((importance * error.square()).sum()))
         return size, errors
 
 
 def _spread(total: int, count: int) -> Tensor:
-    """At most ``count`` numbers below ``total``, evenly spread, with both ends: the corners of a tile see furthest."""
+    """At most ``count`` numbers below ``total``, evenly spread, with both ends."""
     return torch.linspace(0, total - 1, min(total, count)).long()
+
+
+def _importance(asked: int, members: int, space_dim: int) -> Tensor:
+    """What share of a tile's queries each of ``asked`` (1, asked, 1) stands for.
+
+    The first and the last are corners of the tile, where most is lost: they stand for its rim.
+    """
+    rim = 1 - max(0.0, 1 - 2 * members ** (-1 / space_dim)) ** space_dim
+    share = torch.full((asked,), (1 - rim) / max(1, asked - 2))
+    share[[0, -1]] = rim / 2
+    return share[None, :, None]
