@@ -51,10 +51,11 @@ def error_against_scale(results: Results) -> Drawn:
         field, metric, name, _ = quantity
         for encoding in results.encodings:
             colour = COLOURS[encoding]
+            broad = 1 if encoding == results.encodings[-1] else 1.7  # it may hide an equal curve below it
             found = [(s, results.summary(encoding, s, field, metric)) for s in results.scales]
             points = [(scale_order(s)[0], 100 * n.mean, 100 * n.spread) for s, n in found if n is not None]
             x, mean, spread = np.array(points).T
-            axes.plot(x, mean, "o-", color=colour, label=NAMES[encoding], markersize=4)
+            axes.plot(x, mean, "o-", color=colour, label=NAMES[encoding], lw=1.5 * broad, markersize=4 * broad)
             axes.fill_between(x, np.maximum(mean - spread, mean / 10), mean + spread, color=colour, alpha=0.2, lw=0)
             about = [(results.case, encoding, scale, field, metric) for scale in results.scales]
             theirs = [(scale_order(key[2])[0], paper.get(key)) for key in about]
