@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from farfield.models import TransformerOperator
 from farfield.training.config import EncodingConfig, TrainingConfig
@@ -30,6 +30,13 @@ CASES: dict[str, tuple[tuple[int, ...], int, int]] = {
     "Gray-Scott, 64 x 64 points, batch 1": ((64, 64), 1, 4),
 }
 VARIANTS = {"farfield": "auto", "plain": "reference"}
+# torch counts the operations of its attention kernels for CUDA, not of those for CPU; the arguments are shapes.
+CPU_KERNELS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda gradient, q, k, v, *_, **__: sdpa_backward_flop_count(gradient, q, k, v)
+    ),
+}
 
 
 def benchmark_training(steps: int = 5) -> dict[str, Any]:
@@ -69,7 +76,7 @@ def measure(case: str, variant: str, steps: int) -> dict[str, Any]:
             optimiser.zero_grad(set_to_none=True)
         return time.perf_counter() - began
 
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=CPU_KERNELS) as counter:
         step()
     gemm, seconds = [], []
     for _ in range(steps):  # alternately: both see the same machine
