@@ -117,6 +117,20 @@ def test_grids_with_short_decay_lengths_and_layers_that_look_aside(name, space_d
     assert relative_error(tiled, formula) < 1e-4
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_diverged_query_spoils_no_other(wrong):
+    """Rollouts of a diverging model go on: its attention must end, and be right where its inputs are."""
+    points = jittered_grid(24, 8.0).float()
+    q, k, v = (normal(1, 1, len(points), 16, seed=s) for s in range(3))
+    q[0, 0, 7, 3] = wrong
+    sound = torch.arange(len(points)) != 7
+    tiled, formula = (
+        ff.local_attention(q, k, v, points, encoding=ff.LAAPE(20.0), backend=backend)[:, :, sound]
+        for backend in ("tiled", "reference")
+    )
+    assert relative_error(tiled, formula) < 1e-4
+
+
 def graded_cloud(points=6000, seed=0):
     """Like a CFD mesh around buildings: dense near a few spots, sparse far away, flat in z."""
     generator = torch.Generator().manual_seed(seed)

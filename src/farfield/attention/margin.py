@@ -69,7 +69,8 @@ def rare_logits(q: Tensor, k: Tensor) -> Tensor:
     """
     rms = k.norm(dim=-1).square().mean(-1).sqrt()  # (B, H)
     spread = q.norm(dim=-1).amax(-1) * rms / q.shape[-1]
-    return 1.3 * (spread.amax(0) - 1.3).clamp(min=0)
+    margin = 1.3 * (spread.amax(0) - 1.3).clamp(min=0)
+    return margin.nan_to_num(0.0, posinf=0.0)  # a diverged prediction goes on: no list is long enough for it
 
 
 @dataclass
