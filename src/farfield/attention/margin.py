@@ -108,9 +108,7 @@ class _Sample:
         asked = members[_spread(len(members), _QUERIES)]
         importance = _importance(len(asked), len(members), self.query_positions.shape[1]).to(k)
         entries = slice(int(reach.start[tile]), int(reach.start[tile + 1]))
-        slots = (reach.key_tile[entries].long()[:, None] * keys.size + torch.arange(keys.size)).flatten()
-        inside = slots < len(keys.order)  # the last tile may be short
-        slots = slots[inside]
+        slots = self.plan.key_slots(reach, tile, entries.stop - entries.start)
         on_device = slots.to(k.device)
         q, k, v = self.q[:, head, asked], k.index_select(1, on_device), v.index_select(1, on_device)
 
@@ -124,7 +122,8 @@ class _Sample:
             penalty = penalty * self.weight[:, head, asked, None]
             least = max(float(self.weight[:, head, members].min()), 1e-6)
         # keys lie in rising order of the margin from which on they are computed
-        beyond = (reach.potential[entries] * least - reach.cut[tile]).repeat_interleave(keys.size)[inside]
+        per_tile = keys.count()[reach.key_tile[entries].long()]
+        beyond = (reach.potential[entries] * least - reach.cut[tile]).repeat_interleave(per_tile)
 
         shares = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) - penalty, dim=-1)
         out = shares @ v

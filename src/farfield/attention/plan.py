@@ -93,6 +93,13 @@ class AttentionPlan:
             heads += weight
         return round(total / heads)
 
+    def key_slots(self, reach: Reach, tile: int, count: int) -> Tensor:
+        """The slots of the keys in the first ``count`` key tiles of a query tile's list."""
+        start = int(reach.start[tile])
+        first = reach.key_tile[start : start + count].long() * self.keys.size
+        slots = (first[:, None] + torch.arange(self.keys.size)).flatten()
+        return slots[slots < len(self.keys.order)]  # the last tile may be short
+
     def keys_per_query(self) -> float:
         """Mean number of keys that a query reads."""
         return self.pairs() / len(self.queries.order)

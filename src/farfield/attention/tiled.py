@@ -126,17 +126,13 @@ class _Tiles:
 
     def __iter__(self) -> Iterator[tuple[int, slice, Tensor]]:
         """The number of each query tile, its slots, and the slots of its keys."""
-        size, key_size = self.plan.queries.size, self.plan.keys.size
+        size = self.plan.queries.size
         least = None
         if self.weight is not None:
             least = torch.stack([w.min() for w in self.weight.detach().split(size)]).cpu()
         counts = self.reach.counts(self.margin, least).tolist()
-        starts = self.reach.start.tolist()
-        within = torch.arange(key_size)
         for tile, count in enumerate(counts):
-            chosen = self.reach.key_tile[starts[tile] : starts[tile] + count].long()
-            slots = (chosen[:, None] * key_size + within).flatten()
-            slots = slots[slots < len(self.where_k)]  # the last tile may be short
+            slots = self.plan.key_slots(self.reach, tile, count)
             yield tile, slice(tile * size, min((tile + 1) * size, len(self.where_q))), slots.to(self.where_k.device)
 
     def query_channels(self, dtype: torch.dtype) -> Tensor:
