@@ -23,9 +23,10 @@ from farfield.datasets.urban_wind import UrbanWindFiles
 from farfield.evaluation.urban import errors_of_draw
 from farfield.evaluation.urban_prediction import UrbanPredictor
 from farfield.files import atomic_path, atomic_write_text
+from farfield.models.weights import load_weights
 from farfield.training.academic import build_model
 from farfield.training.config import UrbanRun
-from farfield.training.runs import Run, load_weights
+from farfield.training.runs import Run
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

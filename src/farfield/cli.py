@@ -58,17 +58,21 @@ def demo(out: Path = typer.Option(Path("farfield-demo"), help="Folder for the pi
 @app.command()
 def train(
     case: str | None = typer.Argument(None, help="swe, gray-scott or urban-wind; not with --resume or --config."),
-    encoding: str = typer.Option("laape", help="rope, laspe, laape; not for urban-wind: flashbias, alibi, window."),
-    preset: str = typer.Option("cpu", help="quick, cpu or paper."),
+    encoding: str | None = typer.Option(
+        None, help="rope, laspe, laape; not for urban-wind: flashbias, alibi, window.  [default: laape]"
+    ),
+    preset: str | None = typer.Option(None, help="quick, cpu or paper.  [default: cpu]"),
     data: Path | None = typer.Option(None, help="Dataset folder.  [default: data/CASE-PRESET]"),
     out: Path | None = typer.Option(None, help="Run folder.  [default: runs/CASE-PRESET-ENCODING-seedN]"),
-    seed: int = typer.Option(0, help="Decides the initial weights and the order of the data."),
+    seed: int | None = typer.Option(None, help="Decides initial weights and order of the data.  [default: 0]"),
     settings: list[str] = typer.Option([], "--set", help="A setting of the run, e.g. model.width=96; repeatable."),
     config: Path | None = typer.Option(None, help="Repeat a run: its config.yaml, instead of CASE and --preset."),
     resume: Path | None = typer.Option(None, help="Continue the run in this folder, to exactly the same losses."),
     accelerator: str = typer.Option("auto", help="auto, cpu or cuda."),
-    devices: int = typer.Option(1, help="Processes on this machine, one per GPU."),
-    nodes: int = typer.Option(1, help="Machines; start the same command on each (torchrun and SLURM are understood)."),
+    devices: int = typer.Option(1, min=1, help="Processes on this machine, one per GPU."),
+    nodes: int = typer.Option(
+        1, min=1, help="Machines; start the same command on each (torchrun and SLURM are understood)."
+    ),
 ) -> None:
     """Train one model on a dataset. Ctrl-C saves and leaves; --resume continues.
 
@@ -89,8 +93,10 @@ def train(
     if sum(source is not None for source in (case, config, resume)) != 1:
         raise ValueError("give one of: a case (swe, gray-scott or urban-wind), --config FILE, --resume RUN")
     if resume is not None:
-        if settings or out is not None:
-            raise ValueError("--resume continues a run as it was begun: --set and --out start a new one")
+        _only_without("--resume continues a run as it was begun", set=settings, out=out)
+    if case is None:
+        _only_without("a run's configuration is in its config.yaml", encoding=encoding, preset=preset, seed=seed)
+    if resume is not None:
         run = Run(resume)
         run_config = run.config()
     elif config is not None:
@@ -98,7 +104,9 @@ def train(
         run = Run(out or Path("runs") / config.resolve().parent.name)
     else:
         assert case is not None
-        run_config = training_run(case, preset, encoding, str(data or Path("data") / f"{case}-{preset}"), seed)
+        preset = preset or "cpu"
+        folder = str(data or Path("data") / f"{case}-{preset}")
+        run_config = training_run(case, preset, encoding or "laape", folder, seed or 0)
         run_config = run_config.changed(parse_settings(settings))
         run = Run(out or Path("runs") / f"{case}-{preset}-{run_config.encoding.name}-seed{run_config.seed}")
     if data is not None:
@@ -171,8 +179,10 @@ def report(
 def reproduce(
     case: str = typer.Argument(help="swe, gray-scott, urban-wind or stability."),
     preset: str = typer.Option("quick", help="quick: minutes, cpu: the best for two cores, paper: as published."),
-    encodings: str = typer.Option("rope,laspe,laape", help="Encodings to compare, e.g. `rope laape`."),
-    seeds: str = typer.Option("0", help="Training runs per encoding, e.g. `0 1 2`: the tables show mean and spread."),
+    encodings: str | None = typer.Option(None, help="Encodings to compare.  [default: rope laspe laape]"),
+    seeds: str | None = typer.Option(
+        None, help="Training runs per encoding, e.g. `0 1 2`: the tables show mean and spread.  [default: 0]"
+    ),
     out: Path | None = typer.Option(None, help="Folder of runs and report.  [default: runs/CASE-PRESET]"),
     data: Path | None = typer.Option(None, help="Dataset folder.  [default: data/CASE-PRESET]"),
     settings: list[str] = typer.Option([], "--set", help="A setting of the runs, e.g. training.steps=400; repeatable."),
@@ -198,16 +208,18 @@ def reproduce(
 
     out = out or Path("runs") / f"{case}-{preset}"
     if case == "stability":
+        _only_without("stability trains nothing", encodings=encodings, seeds=seeds, set=settings, data=data)
         page = reproduce_stability(models, preset, out, console=console)
         console.print(f"[bold]{page}[/]: open it in a browser; tables and figures are beside it")
         return
-    try:
-        numbers = [int(seed) for seed in _listed(seeds)]
-    except ValueError:
-        raise ValueError(f"--seeds expects whole numbers, e.g. 0 1 2, got {seeds!r}") from None
+    _only_without(f"{case} trains its own models", model=models)
+    numbers = _listed(seeds or "0")
+    if not all(number.isdigit() for number in numbers):
+        raise ValueError(f"--seeds expects whole numbers, e.g. 0 1 2, got {seeds!r}")
     plan = experiment(case, preset, data or Path("data") / f"{case}-{preset}", parse_settings(settings))
     try:
-        page = reproduce(plan, _listed(encodings), numbers, out, accelerator=accelerator, console=console)
+        chosen = _listed(encodings or "rope laspe laape")
+        page = reproduce(plan, chosen, list(map(int, numbers)), out, accelerator=accelerator, console=console)
     except Interrupted as stopped:
         console.print(f"{stopped}, or run the same command again", markup=False)
         raise typer.Exit(130) from None
@@ -319,6 +331,12 @@ def _at_least(lowest: int, **options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < lowest:
             raise ValueError(f"--{name} must be at least {lowest}, got {value}")
+
+
+def _only_without(why: str, **options: object) -> None:
+    """Refuse options that would have no effect."""
+    if given := [f"--{name}" for name, value in options.items() if value not in (None, [])]:
+        raise ValueError(f"{why}: {', '.join(given)} cannot be given with it")
 
 
 def _joined(arguments: list[str]) -> list[str]:

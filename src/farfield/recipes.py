@@ -1,7 +1,7 @@
 """The experiments, one function each: a preset is the paper's configuration, or derived from one.
 
-``paper`` is the published set-up, for a GPU; ``cpu`` the best that two cores train in half an hour a run (urban wind:
-an hour); ``quick`` shows the effect in two minutes a run.
+``paper`` is the published set-up, for a GPU; ``cpu`` the best that one core trains in about an hour a run; ``quick``
+shows the effect in two minutes a run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def paper(case: Case, encoding: EncodingName, dataset: str, seed: int = 0) -> Ru
 
 
 def swe_cpu(case: Case, encoding: EncodingName, dataset: str, seed: int = 0) -> RunConfig:
-    """Shallow water on two cores, half an hour a run; results/ablations/ has what was tried.
+    """Shallow water on a CPU, 40 to 75 minutes of one core a run; results/ablations/ has what was tried.
 
     In one saved step a wave crosses a cell or two and the scheme reaches ten, so short decay lengths (of 2, 4 and 10
     cells, one per head) learn faster than the paper's 250.
@@ -87,12 +87,12 @@ def swe_quick(case: Case, encoding: EncodingName, dataset: str, seed: int = 0) -
 
 
 def gray_scott_cpu(case: Case, encoding: EncodingName, dataset: str, seed: int = 0) -> RunConfig:
-    """Gray-Scott on two cores, half an hour a run.
+    """Gray-Scott on a CPU, an hour of one core a run.
 
-    Attention takes most of the time, so an item is a window of 32 x 32 cells, of four the one where most happens. What
-    reaches a cell from outside comes over the window's rim, which the loss leaves out; decay lengths of 2, 4 and 8
-    cells, one per head, reach no further than a window shows. Rotary wavelengths begin at two cells: shorter ones are
-    noise on a grid. Nearly steady states dominate the relative error, so they count as much as lively ones.
+    Attention takes most of the time, so an item is a window of 32 x 32 cells. What reaches a cell from outside comes
+    over the window's rim, which the loss leaves out; decay lengths of 2, 4 and 8 cells, one per head, reach no further
+    than a window shows. Rotary wavelengths begin at two cells: shorter ones are noise on a grid. Nearly steady states
+    dominate the relative error, so they count as much as lively ones.
     """
     cell = 1000 / 64
     lengths = [[cells * cell] * 2 for cells in (2.0, 4.0, 8.0)]
@@ -106,15 +106,14 @@ def gray_scott_cpu(case: Case, encoding: EncodingName, dataset: str, seed: int =
             "model.depth": 4,
             "sampling.crop": [32, 32],
             "sampling.rim": 6,
-            "sampling.candidates": 4,
             "training.loss": "relative",
             "training.optimiser": "adamw",
             "training.learning_rate": 2e-3,
             "training.final_learning_rate": 1e-5,
             "training.gradient_clip": 1.0,
             "training.batch_size": 4,
-            "training.steps": 1500,
-            "training.validate_every": 500,
+            "training.steps": 4000,
+            "training.validate_every": 1000,
             "training.validation_items": 40,
             "training.checkpoint_every": 100,
         }
@@ -271,7 +270,7 @@ def experiment(case: str, preset: str, data: Path, settings: Mapping[str, Any] |
         some = {"minutes": 2.5, "amounts": dict(zip(scales, amounts, strict=True))}
     elif (case, preset) == ("swe", "cpu"):
         some = {
-            "minutes": 35,
+            "minutes": 75,
             "scales": (*scales, "100"),
             "amounts": dict.fromkeys(scales, Amount(rollouts=20)) | {"100": Amount(pairs=100, rollouts=2)},
             "dense_amounts": {"100": Amount(pairs=20, rollouts=0)},

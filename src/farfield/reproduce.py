@@ -44,12 +44,13 @@ def reproduce(
     for name, config in configs.items():
         _check_same(runs[name], config)
     todo = [name for name in configs if not is_trained(runs[name])]
+    unfinished = [name for name in configs if name in todo or not (runs[name].folder / "evaluation.json").exists()]
     console.print(
         f"[bold]{experiment.case}, preset {experiment.preset}[/]: train {', '.join(encodings)} "
         f"({len(configs)} runs, {len(configs) - len(todo)} already trained) on one domain size, then test them on "
         f"domains of {', '.join(experiment.scales)} times that size.\n"
         f"Data in {experiment.data}, runs and report in {out}. "
-        f"This takes about {_duration(experiment.minutes * len(todo))} on two cores; Ctrl-C stops, and the same "
+        f"This takes about {_duration(experiment.minutes * len(unfinished))} on two cores; Ctrl-C stops, and the same "
         "command continues.",
         highlight=False,
     )
@@ -101,8 +102,7 @@ def is_trained(run: Run) -> bool:
     """Whether a run has reached its last step, which is always validated."""
     if not run.validation_path.exists() or not run.state_path.exists():
         return False
-    training, items = run.config().training, run.dataset()["items"]["train"]
-    steps = training.steps or (training.epochs or 0) * (items // training.batch_size)
+    steps = run.config().training.total_steps(run.dataset()["items"]["train"])
     with run.validation_path.open(newline="", encoding="utf-8") as file:
         return any(row["step"] == str(steps) for row in csv.DictReader(file))
 

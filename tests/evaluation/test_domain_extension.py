@@ -2,6 +2,7 @@ import json
 import math
 import shutil
 
+import h5py
 import numpy as np
 import pytest
 from rich.console import Console
@@ -11,7 +12,8 @@ from farfield.datasets.storage import open_split
 from farfield.evaluation.evaluate import evaluate
 from farfield.evaluation.rows import Row, read_rows, write_rows
 from farfield.evaluation.subject import Amount
-from farfield.training.runs import load_weights, save_weights
+from farfield.models.weights import load_weights
+from farfield.training.runs import save_weights
 
 QUIET = Console(quiet=True)
 
@@ -95,6 +97,44 @@ def test_what_is_done_is_not_done_again(reproduced, run_copy):
     assert path.stat().st_mtime_ns != before[1]
 
 
+def test_nothing_is_known_worse_than_before(reproduced, run_copy):
+    """More rollouts from fewer pairs: the pairs stay as many as they were."""
+    plan, *_ = reproduced
+    (run_copy / "evaluation.json").unlink()
+    few = evaluate(run_copy, ["1"], amount=Amount(4, 1), data=plan.data, console=QUIET)
+    more = evaluate(run_copy, ["1"], amount=Amount(1, 2), data=plan.data, console=QUIET)
+    done = json.loads((run_copy / "evaluation.json").read_text())
+    assert done["scales"]["1"] == {"pairs": 4, "rollouts": 2}
+    assert len(done["commands"]) == 1
+    assert [row for row in few if row.metric == "l1_step"] == [row for row in more if row.metric == "l1_step"]
+
+
+def test_other_data_is_evaluated_anew(reproduced, run_copy, tmp_path):
+    plan, *_ = reproduced
+    other = shutil.copytree(plan.data, tmp_path / "other")
+    before = read_rows(run_copy / "evaluation.csv")
+    (path,) = (other / "data" / "test").glob("*.hdf5")
+    with h5py.File(path, "r+") as file:
+        for field in file["t0_fields"].values():
+            field[...] = field[...][:, ::-1]
+    after = evaluate(run_copy, ["1"], data=other, console=QUIET)
+    steps = [[row.value for row in rows if row.metric == "l1_step"] for rows in (before, after)]
+    assert steps[0][:2] != steps[1][:2] and steps[0][2:] == steps[1][2:]  # of s = 1, and of s = 2 and 3
+
+
+def test_two_states_are_enough(reproduced, run_copy, tmp_path):
+    plan, *_ = reproduced
+    short = shutil.copytree(plan.data, tmp_path / "short")
+    (path,) = (short / "data" / "test").glob("*.hdf5")
+    with h5py.File(path, "r+") as file:
+        for name, field in list(file["t0_fields"].items()):
+            values, attributes = field[:, :2], dict(field.attrs)
+            del file["t0_fields"][name]
+            file["t0_fields"].create_dataset(name, data=values).attrs.update(attributes)
+    rows = evaluate(run_copy, ["1"], data=short, console=QUIET)
+    assert {row.horizon for row in rows if row.metric == "l1_rollout" and row.scale == "1"} == {1}
+
+
 def test_other_weights_are_evaluated_anew(reproduced, run_copy):
     plan, *_ = reproduced
     model = ff.load(run_copy).model
@@ -125,6 +165,12 @@ def test_bad_input_is_named(reproduced, run_copy, tmp_path):
         evaluate(run_copy, ["ten"], data=plan.data, console=QUIET)
     with pytest.raises(FileNotFoundError, match="no test data in"):
         evaluate(run_copy, ["1"], data=tmp_path, console=QUIET)
+    (run_copy / "evaluation.json").unlink()
+    with pytest.raises(ValueError, match="nothing to evaluate at s = 1"):
+        evaluate(run_copy, ["1"], amount=Amount(0, 0), data=plan.data, console=QUIET)
+    (run_copy / "evaluation.json").write_text('{"weights": ')
+    with pytest.raises(ValueError, match=r"evaluation.json is damaged"):
+        evaluate(run_copy, ["1"], data=plan.data, console=QUIET)
     with pytest.raises(ValueError, match="is not a run"):
         evaluate(tmp_path, ["1"], data=plan.data, console=QUIET)
     described = json.loads((run_copy / "dataset.json").read_text())

@@ -1,4 +1,5 @@
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -106,6 +107,22 @@ def test_bad_input_is_named(at_hand):
         predictor.rollout(fields, points, -1)
 
 
+def test_points_of_another_spacing_are_warned_of(at_hand):
+    """The likeliest mistake: another unit of length."""
+    predictor, fields, points = at_hand
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predictor.step(fields, points)
+    with pytest.warns(UserWarning, match="apart, those that the model was trained on .*unit of length"):
+        predictor.step(fields, 1000 * points)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
+def test_a_device_that_is_not_there_is_named(reproduced):
+    with pytest.raises(ValueError, match="sees no CUDA here: take cpu"):
+        ff.load(reproduced[1] / "laape-seed0", device="cuda")
+
+
 def test_models_that_are_none_are_named(run_copy, tmp_path):
     with pytest.raises(ValueError, match=r"no model 'swe-nothing': expected a run's folder or a shipped model \("):
         ff.load("swe-nothing")
@@ -134,6 +151,7 @@ def test_models_that_are_none_are_named(run_copy, tmp_path):
         ff.load(run_copy)
 
 
+@pytest.mark.filterwarnings("ignore:the points lie")  # few points, for speed
 @pytest.mark.parametrize("name", STEPPING)
 def test_shipped_models_step_on_a_domain_larger_than_they_were_trained_on(name):
     predictor = ff.load(name, device="cpu")

@@ -167,3 +167,35 @@ def test_bad_input_is_named(tmp_path):
         write_report(runs, tmp_path / "report")
     with pytest.raises(ValueError, match="at least one"):
         write_report([], tmp_path / "report")
+    (tmp_path / "a" / "best.safetensors").write_bytes(b"trained further since")
+    (tmp_path / "a" / "evaluation.json").write_text('{"weights": "of before"}')
+    with pytest.raises(ValueError, match="was evaluated with other weights than it has now: run `farfield evaluate"):
+        write_report(runs[:1], tmp_path / "report")
+    (tmp_path / "a" / "evaluation.json").write_text('{"weights": ')
+    with pytest.raises(ValueError, match=r"evaluation\.json is damaged"):
+        write_report(runs[:1], tmp_path / "report")
+    (tmp_path / "b" / "samples.npz").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(ValueError, match=r"samples\.npz is truncated, damaged or not"):
+        write_report(runs[1:], tmp_path / "report")
+
+
+def test_means_over_seeds_are_of_one_experiment(tmp_path):
+    runs = [run_of(tmp_path / str(seed), "laape", seed, {"1": (0.1, 0.1)}) for seed in (0, 1)]
+    for seed, folder in enumerate(runs):
+        (folder / "config.yaml").write_text(f"seed: {seed}\ndataset: data-{seed}\nmodel: {{width: 96}}\n")
+    assert len(read_runs(runs)) == 2
+    (runs[1] / "config.yaml").write_text("seed: 1\nmodel: {width: 48}\n")
+    with pytest.raises(ValueError, match=r"cannot be averaged, their model differs: .*48.* and .*96"):
+        read_runs(runs)
+
+
+def test_a_row_that_a_killed_process_left_incomplete_is_passed_over(tmp_path):
+    run = run_of(tmp_path / "a", "laape", 0, {"1": (0.1, 0.1)})
+    (run / "losses.csv").write_text("step,loss,seconds\n1,0.5,3.0\n2,0.")
+    assert read_runs([run])[0].losses == [{"step": 1.0, "loss": 0.5, "seconds": 3.0}]
+
+
+def test_rollouts_alone_make_a_page(tmp_path):
+    (tmp_path / "run").mkdir()
+    write_rows(tmp_path / "run" / "evaluation.csv", [Row("swe", "laape", 0, "1", "v", "l1_rollout", 1, 0.1, 2)])
+    assert write_report([tmp_path / "run"], tmp_path / "report").exists()

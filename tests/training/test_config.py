@@ -109,6 +109,8 @@ def test_an_unknown_key_is_refused_with_the_nearest_name():
         ({"training.steps": None, "training.epochs": None}, "either epochs or steps"),
         ({"training.accumulation": 5}, "multiple of accumulation, got 32 in 5 parts"),
         ({"training.learning_rate": -1.0}, "greater than 0, got -1"),
+        ({"model.backend": "flash"}, "'auto', 'reference', 'dense', 'tiled' or 'flex', got 'flash'"),
+        ({"encoding.decay_length": [[1.0], [2.0]]}, "given for 2 heads, model.heads is 3"),
     ],
 )
 def test_a_wrong_value_says_what_was_expected_and_what_was_given(changes, message):

@@ -1,6 +1,7 @@
 """Laws of the loop: repeatable, resumable bit for bit, the same in any number of parts and processes."""
 
 import csv
+import io
 import json
 import math
 import multiprocessing
@@ -19,12 +20,13 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from farfield.models.weights import load_weights
 from farfield.recipes import training_run
 from farfield.training.config import TrainingConfig
 from farfield.training.fit import fit
 from farfield.training.loop import Diverged, Interrupted
 from farfield.training.optimisers import learning_rate
-from farfield.training.runs import Run, load_weights, save_weights
+from farfield.training.runs import Run, save_weights
 
 RECORDED = Path(__file__).parent / "recorded_losses.csv"
 
@@ -131,9 +133,10 @@ def test_losses_are_those_on_record(tiny, tmp_path):
     assert loss_values(run) == pytest.approx(recorded, rel=2e-3)  # other processors round otherwise
 
 
-def test_parts_of_a_batch_give_the_losses_of_the_whole(tiny, tmp_path):
-    whole = train(tiny, tmp_path / "whole")
-    parts = train(tiny.changed({"training.accumulation": 4}), tmp_path / "parts")
+@pytest.mark.parametrize("window", [{}, {"sampling.crop": [12], "sampling.rim": 2}], ids=["domains", "windows"])
+def test_parts_of_a_batch_give_the_losses_of_the_whole(tiny, tmp_path, window):
+    whole = train(tiny.changed(window), tmp_path / "whole")
+    parts = train(tiny.changed({**window, "training.accumulation": 4}), tmp_path / "parts")
     assert loss_values(parts) == pytest.approx(loss_values(whole), rel=1e-5)
 
 
@@ -218,6 +221,21 @@ def test_a_full_disk_is_named_and_loses_nothing(tiny, tmp_path):
     assert_same_run(run, whole)
 
 
+def test_a_disk_that_fills_between_checkpoints_is_named_too(tiny, tmp_path):
+    config = tiny.changed({"training.checkpoint_every": 100})
+    whole = train(config, tmp_path / "whole")
+    run = train_until(config, tmp_path / "run", steps=20)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (run.losses_path.stat().st_size + 100, hard))
+    try:
+        with pytest.raises(OSError, match=r"could not write .*losses\.csv.*make room and --resume"):
+            train(config, run.folder, resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    train(config, run.folder, resume=True)
+    assert_same_run(run, whole)
+
+
 def train_until(config, folder, steps: int) -> Run:
     """A run that was stopped after some steps: trained to the end, with its state put back."""
     run = Run(folder)
@@ -238,9 +256,10 @@ def _stop_at(run: Run, rows: int) -> None:
 def test_damaged_and_foreign_checkpoints_are_refused(tiny, tmp_path):
     run = train(tiny.changed({"training.steps": 4}), tmp_path / "run")
     content = run.state_path.read_bytes()
-    run.state_path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=r"state\.pt is truncated or damaged"):
-        train(run.config(), run.folder, resume=True)
+    for length in (0, 1, 100, *range(1000, len(content), len(content) // 12), len(content) - 1):
+        run.state_path.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"state\.pt is truncated or damaged"):
+            train(run.config(), run.folder, resume=True)
     wider = train(tiny.changed({"training.steps": 4, "model.width": 36}), tmp_path / "wider")
     run.state_path.write_bytes(wider.state_path.read_bytes())
     with pytest.raises(ValueError, match=r"another model: embed.weight should be \(24, 3\), is \(36, 3\).* more"):
@@ -260,6 +279,8 @@ def test_missing_and_mismatching_data_is_refused(tiny, tmp_path):
         train(tiny.changed({"dataset": str(tmp_path / "nowhere")}), tmp_path / "run")
     with pytest.raises(ValueError, match="a dataset of swe, the run is for gray-scott"):
         train(tiny.changed({"case": "gray-scott"}), tmp_path / "run")
+    with pytest.raises(ValueError, match="a dataset of swe, the run is for gray-scott"):  # not of its windows
+        train(training_run("gray-scott", "cpu", "laape", tiny.dataset), tmp_path / "run")
     with pytest.raises(ValueError, match="has 40 training items, fewer than one batch of 64"):
         train(tiny.changed({"training.batch_size": 64}), tmp_path / "run")
     run = train(tiny.changed({"training.steps": 4}), tmp_path / "run")
@@ -274,11 +295,24 @@ def test_a_run_is_not_overwritten(tiny, tmp_path):
     train(tiny.changed({"training.steps": 2}), tmp_path)
     with pytest.raises(ValueError, match="already holds a run: continue it with --resume"):
         train(tiny, tmp_path)
+    Run(tmp_path).state_path.unlink()  # as in kept results and shipped models
+    with pytest.raises(ValueError, match=r"already holds trained weights \(best.safetensors\): choose another --out"):
+        train(tiny, tmp_path)
     with pytest.raises(ValueError, match="is not a run"):
         Run(tmp_path / "none").config()
 
 
-def test_a_run_folder_describes_itself(tiny, tmp_path):
+def test_what_a_killed_process_left_half_written_goes_when_the_run_is_resumed(tiny, tmp_path):
+    run = train(tiny.changed({"training.steps": 2}), tmp_path)
+    (tmp_path / ".state.pt.0123abcd.partial").write_bytes(b"half")
+    said = io.StringIO()
+    fit(run.config(), run, resume=True, console=Console(file=said, width=200))
+    assert not list(tmp_path.glob(".*"))
+    assert "is trained to its last step, 2: nothing to continue" in said.getvalue()
+
+
+def test_a_run_folder_describes_itself(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/farfield", "train", "swe", "--set", "model.width=24 "])
     run = train(tiny, tmp_path)
     assert run.config() == tiny
     assert {path.name for path in run.folder.iterdir()} == {
@@ -293,7 +327,9 @@ def test_a_run_folder_describes_itself(tiny, tmp_path):
         "tensorboard",
     }
     provenance = json.loads(run.provenance_path.read_text())
-    assert provenance["seed"] == 0 and provenance["commands"][0].startswith("farfield")
+    assert provenance["commands"] == ["farfield train swe --set 'model.width=24 '"]
+    assert (provenance["seed"], provenance["processes"]) == (0, 1)
+    assert provenance["precision"] in ("32-true", "bf16-mixed")
     assert set(provenance["versions"]) >= {"farfield", "torch", "numpy", "python"}
     assert list(run.tensorboard_path.iterdir())
     assert [step for step, _ in losses(run, "validation.csv")] == [7, 14, 21, 28, 30]

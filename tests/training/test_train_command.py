@@ -35,6 +35,10 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
         farfield("train", "swe", "--resume", str(tmp_path))
     with pytest.raises(ValueError, match="--resume continues a run as it was begun"):
         farfield("train", "--resume", str(tmp_path), "--set", "seed=1")
+    with pytest.raises(ValueError, match=r"config\.yaml: --encoding, --seed cannot be given with it"):
+        farfield("train", "--resume", str(tmp_path), "--encoding", "rope", "--seed", "0")
+    with pytest.raises(ValueError, match=r"--set model\.width=\[3: the value is not a number"):
+        farfield("train", "swe", "--set", "model.width=[3")
     with pytest.raises(ValueError, match="is not a run"):
         farfield("train", "--resume", str(tmp_path))
     with pytest.raises(ValueError, match=r"model: unknown key 'with': did you mean 'width'\?"):

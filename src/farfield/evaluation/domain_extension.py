@@ -26,6 +26,7 @@ from farfield.datasets.generation import scale_text
 from farfield.datasets.storage import Split
 from farfield.evaluation.metrics import mean_error, relative_errors
 from farfield.evaluation.subject import Advance, Amount, Numbers, Pictures, in_order
+from farfield.files import fingerprint
 from farfield.models import load
 from farfield.solvers.rollout import rollout
 from farfield.training.runs import Run
@@ -49,6 +50,11 @@ class StepPairSubject:
 
     def open(self, scales: list[str]) -> None:
         self.splits = _test_splits(self.folder, scales, self.run)
+
+    def data(self, scale: str) -> str:
+        split = self.splits[scale]
+        shape = f"{split.simulations} {split.states} {split.domain}"
+        return fingerprint(shape.encode(), split.read(0, slice(None)).tobytes())
 
     def wanted(self, scale: str, amount: Amount) -> dict[str, int]:
         split = self.splits[scale]
@@ -134,7 +140,7 @@ def _pictures(step: Step, split: Split, predicted: list[Tensor]) -> dict[str, ND
     def truth(time: int) -> Tensor:
         return _points(split.read(slice(0, 1), time))
 
-    middle = split.states // 2
+    middle = min(split.states // 2, split.states - 2)
     now = truth(middle)
     pictures = {
         "extent": np.array(split.domain.extent),

@@ -36,12 +36,16 @@ def evaluate(
     subject = subject_of(run, data, device)
     chosen = in_order(scales or subject.default_scales)
     subject.open(chosen)
-    record = Record.open(run)
+    record = Record.open(run, {scale: subject.data(scale) for scale in chosen})
     console = console or Console(stderr=True)
     columns = (TextColumn("{task.description:>8}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         wanted = {scale: subject.wanted(scale, amount) for scale in chosen}
         todo = [scale for scale in chosen if not record.has(scale, wanted[scale])]
+        wanted = {scale: record.raised(scale, wanted[scale]) for scale in todo}
+        for scale in todo:
+            if subject.predictions(scale, wanted[scale]) == 0:
+                raise ValueError(f"nothing to evaluate at s = {scale}: neither steps nor rollouts are asked for")
         tasks = {s: bars.add_task(f"s = {s}", total=subject.predictions(s, wanted[s])) for s in todo}
         for scale in todo:
             began, predicted = time.perf_counter(), 0.0

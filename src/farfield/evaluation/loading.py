@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from farfield.models.predictor import Predictor, model_folder, read_description
+from farfield.files import read_description
+from farfield.models.predictor import Predictor, model_folder
 from farfield.models.predictor import load as load_academic
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ def load(name_or_run: str | Path, *, device: str | torch.device | None = None) -
     ``device`` is CUDA where there is one, unless given.
     """
     folder = model_folder(name_or_run)
-    config = read_description(folder / "config.yaml")
-    if isinstance(config, dict) and config.get("case") == "urban-wind":
+    if read_description(folder / "config.yaml").get("case") == "urban-wind":
         from farfield.evaluation.urban_prediction import UrbanPredictor  # VTK takes a second to import
 
         return UrbanPredictor.load(folder, device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from farfield.files import atomic_path
+from farfield.files import atomic_path, read_arrays
 from farfield.models import Predictor
 
 
@@ -35,11 +34,7 @@ def predict_file(predictor: Predictor, source: str | Path, out: str | Path, step
 
 
 def _predict_npz(predictor: Predictor, source: Path, out: Path, steps: int) -> None:
-    try:
-        with np.load(source) as file:  # pickled objects are refused
-            arrays = dict(file)
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{source} is truncated, damaged or not a NumPy .npz file ({error})") from None
+    arrays = read_arrays(source)
     positions, boundary = arrays.pop("positions", None), arrays.pop("boundary", None)
     if positions is None:
         raise ValueError(f"{source} has no array 'positions', only {', '.join(arrays) or 'none'}")

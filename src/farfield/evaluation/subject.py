@@ -41,6 +41,9 @@ class Subject(Protocol):
     def open(self, scales: list[str]) -> None:
         """Find the data of these scales; what is not there is an error now, not after an hour."""
 
+    def data(self, scale: str) -> str:
+        """A fingerprint of a scale's data: numbers of other data are not kept."""
+
     def wanted(self, scale: str, amount: Amount) -> dict[str, int]:
         """The amount, resolved against what there is."""
 

@@ -9,6 +9,7 @@ of the domain depends on the scale. Neutral air only, as in the paper: the large
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from farfield.datasets.urban_wind import SPLIT_INDEX, SPLIT_SCALES, UrbanCase, U
 from farfield.evaluation.metrics import mean_error, relative_errors
 from farfield.evaluation.subject import Advance, Amount, Numbers, Pictures
 from farfield.evaluation.urban_prediction import UrbanPredictor
+from farfield.files import fingerprint
 from farfield.training.runs import Run
 
 SPLITS = {f"{scale:g}": split for split, scale in SPLIT_SCALES.items() if split not in ("train", "val")}
@@ -48,6 +50,9 @@ class UrbanSubject:
             self.cities[scale] = neutral_cities(self.files, SPLITS[scale])
             if not self.cities[scale]:
                 raise ValueError(f"{self.files.folder} has no neutral cities at s = {scale} (split {SPLITS[scale]!r})")
+
+    def data(self, scale: str) -> str:
+        return fingerprint(json.dumps([self.cities[scale], self.files.index], sort_keys=True).encode())
 
     def wanted(self, scale: str, amount: Amount) -> dict[str, int]:
         there = len(self.cities[scale])

@@ -128,7 +128,7 @@ class SizeConfig(Strict):
     """Inner width of the point-wise networks over width."""
     checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
-    backend: str = "auto"
+    backend: Literal["auto", "reference", "dense", "tiled", "flex"] = "auto"
     """Attention backend, as in farfield.local_attention."""
     tolerance: float = Field(1e-4, gt=0, lt=1)
     """Relative error that a sparse backend may make."""

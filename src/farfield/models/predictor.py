@@ -9,18 +9,19 @@ continues their training.
 
 from __future__ import annotations
 
-import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ValidationError
+from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
+from farfield.files import read_description
 from farfield.geometry.domain import NORMALISED_WIDTH, boundary_flags
 from farfield.models.config import EncodingConfig, ModelConfig
 from farfield.models.weights import load_weights
@@ -47,10 +48,17 @@ def load(name_or_run: str | Path, *, device: str | torch.device | None = None) -
         fields, axes = len(spec["fields"]), len(spec["axes"])
         model = size.build(encoding, fields + axes, fields, axes)
         load_weights(folder / "best.safetensors", model)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return Predictor(model.to(device), description, encoding.name)
+        return Predictor(model.to(chosen_device(device)), description, encoding.name)
     except (KeyError, TypeError, ValidationError) as error:
         raise ValueError(f"{folder} does not describe a trained model: {type(error).__name__}: {error}") from None
+
+
+def chosen_device(device: str | torch.device | None) -> torch.device:
+    """CUDA where there is one, unless given."""
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {chosen} was asked for, but torch {torch.__version__} sees no CUDA here: take cpu")
+    return chosen
 
 
 def model_folder(name_or_run: str | Path) -> Path:
@@ -137,6 +145,7 @@ class Predictor:
         prediction goes on.
         """
         points = self._positions(positions)
+        self._warn_of_spacing(points)
         flags = boundary_flags(points) if boundary is None else self._boundary(boundary, points.shape)
         flags_ = torch.as_tensor(flags, dtype=torch.float32, device=self.device)
         # in float64: distances keep their precision however far from the origin
@@ -166,6 +175,20 @@ class Predictor:
         if not np.isfinite(points).all():
             raise ValueError("positions must be finite, they hold NaN or infinity")
         return points
+
+    def _warn_of_spacing(self, points: NDArray[np.float64]) -> None:
+        """Points much closer or further apart than in training: other units, or a mesh that the model has not seen."""
+        if len(points) < 2:
+            return
+        some = points[:: -(-len(points) // 1000)]  # so many tell enough, at any size
+        distances = cKDTree(points).query(some, k=2)[0][:, 1]
+        usual, trained = float(np.median(distances)), min(self.spacing)
+        if not 0.5 * trained <= usual <= 2 * trained:
+            warnings.warn(
+                f"the points lie {usual:.3g} apart, those that the model was trained on {trained:.3g}: are the "
+                "positions in its unit of length? It has not learned other spacings",
+                stacklevel=3,
+            )
 
     def _boundary(self, boundary: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
         flags = np.asarray(boundary, dtype=np.float64)
@@ -198,14 +221,3 @@ class Predictor:
     def _named(self, state: Tensor, shape: tuple[int, ...], dtype: np.dtype) -> dict[str, NDArray]:
         columns = state.cpu().numpy()
         return {name: columns[..., i].reshape(shape).astype(dtype) for i, name in enumerate(self.fields)}
-
-
-def read_description(path: Path) -> Any:
-    """YAML or JSON (which is YAML) as plain values."""
-    if not path.is_file():
-        raise ValueError(f"{path.parent} is not a trained model: it has no {path.name}")
-    text = path.read_text(encoding="utf-8")
-    try:
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None

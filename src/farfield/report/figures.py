@@ -19,7 +19,8 @@ from farfield.report.wind import wind_speeds
 
 def case_figures(results: Results) -> Iterator[Drawn]:
     """All figures of a case that its saved files allow."""
-    yield error_against_scale(results)
+    if results.horizons(results.quantities[0].metric):
+        yield error_against_scale(results)
     if results.horizons():
         yield rollout_curves(results)
     if results.horizons("l1_step_to"):
@@ -54,6 +55,8 @@ def error_against_scale(results: Results) -> Drawn:
             broad = 1 if encoding == results.encodings[-1] else 1.7  # it may hide an equal curve below it
             found = [(s, results.summary(encoding, s, field, metric)) for s in results.scales]
             points = [(scale_order(s)[0], 100 * n.mean, 100 * n.spread) for s, n in found if n is not None]
+            if not points:  # rollouts only
+                continue
             x, mean, spread = np.array(points).T
             axes.plot(x, mean, "o-", color=colour, label=NAMES[encoding], lw=1.5 * broad, markersize=4 * broad)
             axes.fill_between(x, np.maximum(mean - spread, mean / 10), mean + spread, color=colour, alpha=0.2, lw=0)

@@ -111,19 +111,21 @@ def findings(results: Results) -> list[str]:
         ends = []
         field, metric, *_ = results.quantities[0]
         measured = [s for s in results.scales if results.summary(encoding, s, field, metric)]
-        for scale in dict.fromkeys((measured[0], measured[-1])):
+        for scale in dict.fromkeys((*measured[:1], *measured[-1:])):
             found = [results.summary(encoding, scale, q.field, q.metric) for q in results.quantities]
             errors = " / ".join(percent(number.mean) for number in found if number is not None)
             ends.append(f"{errors} % at s = {scale}")
         times = growth(results, encoding)
         grown = f" ({times} times)" if times != "–" else ""
         names = " / ".join(quantity.name for quantity in results.quantities)
-        lines.append(f"{NAMES[encoding]}: L1 error of {names} {', '.join(ends)}{grown}.")
+        if ends:
+            lines.append(f"{NAMES[encoding]}: L1 error of {names} {', '.join(ends)}{grown}.")
     return lines
 
 
 def _commands(results: Results) -> str:
     """How the runs were made."""
-    commands = dict.fromkeys(c for run in results.runs for c in run.provenance.get("commands", []))
+    made_by = [about.get("commands", []) for run in results.runs for about in (run.provenance, run.evaluation)]
+    commands = dict.fromkeys(command for commands in made_by for command in commands)
     items = "".join(f"<li><code>{html.escape(command)}</code></li>\n" for command in commands)
     return f"<p>Commands that made these runs:</p>\n<ul>\n{items}</ul>\n" if items else ""

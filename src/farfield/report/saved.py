@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import csv
 import functools
-import json
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from farfield.evaluation.rows import Row, read_rows, scale_order
+from farfield.files import fingerprint, read_arrays, read_description
 
 NAMES = {
     "rope": "RoPE",
@@ -38,6 +37,7 @@ class SavedRun:
     config: dict[str, Any]
     dataset: dict[str, Any]
     provenance: dict[str, Any]
+    evaluation: dict[str, Any]
     losses: list[dict[str, float]]
     validations: list[dict[str, float]]
     pictures: dict[str, NDArray]
@@ -59,6 +59,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[SavedRun]:
         path = folder / "evaluation.csv"
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has not been evaluated: run `farfield evaluate {folder}` first")
+        _check_weights(folder)
         rows = read_rows(path)
         if len({(row.case, row.encoding, row.seed) for row in rows}) != 1 or rows[0].encoding not in NAMES:
             raise ValueError(f"{path} does not hold the rows of one run of a known encoding")
@@ -67,6 +68,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[SavedRun]:
             _mapping(folder / "config.yaml"),
             _mapping(folder / "dataset.json"),
             _mapping(folder / "provenance.json"),
+            _mapping(folder / "evaluation.json"),
             _table(folder / "losses.csv"),
             _table(folder / "validation.csv"),
             _arrays(folder / "samples.npz"),
@@ -77,28 +79,50 @@ def read_runs(folders: Iterable[str | Path]) -> list[SavedRun]:
             )
         found[run.key] = run, folder
     order = list(NAMES)
-    return sorted((run for run, _ in found.values()), key=lambda run: (run.key[0], order.index(run.key[1]), run.key[2]))
+    runs = sorted((run for run, _ in found.values()), key=lambda run: (run.key[0], order.index(run.key[1]), run.key[2]))
+    _check_one_experiment(runs)
+    return runs
+
+
+def _check_weights(folder: Path) -> None:
+    """Rows about weights that have been trained further since are not about this run."""
+    record, weights = folder / "evaluation.json", folder / "best.safetensors"
+    if not (record.is_file() and weights.is_file()):
+        return
+    if read_description(record).get("weights") != fingerprint(weights.read_bytes()):
+        raise ValueError(
+            f"{folder} was evaluated with other weights than it has now: run `farfield evaluate {folder}` again"
+        )
+
+
+def _check_one_experiment(runs: Sequence[SavedRun]) -> None:
+    """Means over seeds are of runs that differ in nothing else (where the data lies does not matter)."""
+    first: dict[tuple[str, str], SavedRun] = {}
+    for run in runs:
+        other = first.setdefault(run.key[:2], run)
+        for group in sorted({*run.config, *other.config} - {"seed", "dataset"}):
+            if run.config.get(group) != other.config.get(group):
+                raise ValueError(
+                    f"{run.label} and {other.label} of {run.key[0]} cannot be averaged, their {group} differs: "
+                    f"{run.config.get(group)} and {other.config.get(group)}"
+                )
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    text = path.read_text(encoding="utf-8")
-    return dict(json.loads(text) if path.suffix == ".json" else yaml.safe_load(text))
+    return read_description(path) if path.is_file() else {}
 
 
 def _table(path: Path) -> list[dict[str, float]]:
+    """Rows of numbers; one that a killed process left incomplete is passed over."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+        rows = [row for row in csv.DictReader(file) if all(row.values())]
+    return [{name: float(value) for name, value in row.items()} for row in rows]
 
 
 def _arrays(path: Path) -> dict[str, NDArray]:
-    if not path.is_file():
-        return {}
-    with np.load(path) as arrays:
-        return dict(arrays)
+    return read_arrays(path) if path.is_file() else {}
 
 
 class Quantity(NamedTuple):
@@ -177,7 +201,7 @@ class Results:
         if not rows:
             return None
         values = [row.value for row in rows]
-        finite = all(np.isfinite(values))
+        finite = all(map(math.isfinite, values))
         spread = statistics.stdev(values) if finite and len(values) > 1 else 0.0
         mean = statistics.fmean(values) if finite else float("inf")
         return Summary(mean, spread, len(values), min(row.samples for row in rows))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from farfield.datasets.sample import SampleSpec
 from farfield.datasets.step_pairs import Sample, StepPairs
+from farfield.datasets.storage import open_split
 from farfield.models import TransformerOperator
 from farfield.training.config import AcademicRun
 from farfield.training.loop import Task
@@ -21,6 +22,9 @@ STILL = 1e-2
 def step_pair_task(config: AcademicRun) -> Task:
     """Model, data and loss of a run."""
     sampling = config.sampling
+    case = open_split(config.dataset, "train").spec.case
+    if case != config.case:  # before anything that such data cannot have, like windows of two axes
+        raise ValueError(f"{config.dataset} is a dataset of {case}, the run is for {config.case}")
     training_data = StepPairs(
         config.dataset,
         "train",
@@ -31,8 +35,6 @@ def step_pair_task(config: AcademicRun) -> Task:
     )
     validation_data = StepPairs(config.dataset, "validation")
     spec = training_data.spec
-    if spec.case != config.case:
-        raise ValueError(f"{config.dataset} is a dataset of {spec.case}, the run is for {config.case}")
     for data in (training_data, validation_data):
         data.split.preload()
     torch.manual_seed(config.seed)
@@ -58,8 +60,8 @@ def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse") -> Tensor
         positions = positions[0]
     error = model(batch.features, positions).float() - batch.targets
     weights = batch.weights[..., None]
-    if kind == "mse":
-        return (error.square() * weights).sum() / (weights.sum() * error.shape[-1])
+    if kind == "mse":  # per item first: windows at a wall count more points, and parts of a batch must add up to it
+        return ((error.square() * weights).sum((1, 2)) / (weights.sum((1, 2)) * error.shape[-1])).mean()
     size = (batch.targets.square() * weights).sum(1)
     floor = STILL**2 * weights.sum(1)
     return ((error.square() * weights).sum(1) / size.clamp(min=floor)).mean()

@@ -84,7 +84,7 @@ class TrainingConfig(Strict):
     batch_size: int = Field(32, ge=1)
     """Items per step, over all processes and accumulated parts together."""
     accumulation: int = Field(1, ge=1)
-    """Parts that each batch is computed in: less memory, the same step."""
+    """Parts that each batch is computed in: less memory, the same step (processes draw windows of their own)."""
     epochs: int | None = Field(None, ge=1)
     """Passes over the training data; give either this or steps."""
     steps: int | None = Field(None, ge=1)
@@ -109,6 +109,10 @@ class TrainingConfig(Strict):
                 f"batch_size must be a multiple of accumulation, got {self.batch_size} in {self.accumulation} parts"
             )
         return self
+
+    def total_steps(self, items: int) -> int:
+        """Optimiser steps of a run on so many training items; an epoch's incomplete last batch is left out."""
+        return self.steps or (self.epochs or 0) * (items // self.batch_size)
 
 
 class PointsConfig(Strict):
@@ -222,7 +226,9 @@ class AcademicRun(RunConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        self.encoding.build(self.model.heads, self.model.width // self.model.heads)  # refuses what it cannot be
+        built = self.encoding.build(self.model.heads, self.model.width // self.model.heads)  # refuses what it cannot be
+        if (heads := built.heads()) not in (None, self.model.heads):
+            raise ValueError(f"encoding.decay_length is given for {heads} heads, model.heads is {self.model.heads}")
         return self
 
 
@@ -260,7 +266,10 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
         name, equals, value = setting.partition("=")
         if not equals or not name:
             raise ValueError(f"--set expects name=value, e.g. model.width=96, got {setting!r}")
-        parsed[name.strip()] = _number(yaml.safe_load(value))
+        try:
+            parsed[name.strip()] = _number(yaml.safe_load(value))
+        except yaml.YAMLError:
+            raise ValueError(f"--set {setting}: the value is not a number, a text or a list like [1, 2]") from None
     return parsed
 
 

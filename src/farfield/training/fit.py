@@ -28,6 +28,8 @@ def fit(
         else:
             run.create(config, task.dataset)
     fabric = start_fabric(config.training, accelerator, devices, nodes)
+    if fabric.is_global_zero:
+        run.note_command(config.seed, fabric.strategy.precision.precision, fabric.world_size)
     train(task, config.training, config.seed, run, fabric, resume=resume, console=console or Console())
 
 

@@ -21,10 +21,11 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from farfield.models.weights import fill
 from farfield.training.config import TrainingConfig
 from farfield.training.optimisers import build_optimisers, learning_rate, update_average
 from farfield.training.progress import Log, StopRequest
-from farfield.training.runs import Run, fill, load_state, save_state, save_weights
+from farfield.training.runs import Run, load_state, save_state, save_weights
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def train(
     if items < config.batch_size:
         raise ValueError(f"the dataset has {items} training items, fewer than one batch of {config.batch_size}")
     steps_per_epoch = items // config.batch_size
-    steps = config.steps or (config.epochs or 0) * steps_per_epoch
+    steps = config.total_steps(items)
 
     optimisers = build_optimisers(task.model, config)
     model, *optimisers = fabric.setup(task.model, *optimisers)
@@ -108,6 +109,8 @@ def train(
         for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         first, best, seconds = state["step"], state["best"], state["seconds"]
+        if first == steps and main:
+            console.print(f"{run} is trained to its last step, {steps}: nothing to continue", highlight=False)
 
     def save(step: int) -> None:
         if not main:

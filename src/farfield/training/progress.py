@@ -65,9 +65,9 @@ class Log:
     def close(self) -> None:
         """Finish the files and the bar."""
         self.bar.stop()
+        self.tensorboard.close()
         self.losses.close()
         self.validations.close()
-        self.tensorboard.close()
 
 
 class StopRequest:

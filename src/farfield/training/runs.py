@@ -19,10 +19,9 @@ import json
 import os
 import pickle
 import platform
-import shlex
-import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from farfield.files import atomic_path, atomic_write_text
-from farfield.models.weights import fill, load_weights
+from farfield.files import atomic_path, atomic_write_text, read_description, this_command
 from farfield.training.config import RunConfig
-
-__all__ = ["Run", "Table", "fill", "load_state", "load_weights", "save_state", "save_weights"]
 
 LOSS_COLUMNS = ("step", "epoch", "loss", "learning_rate", "points_per_second", "seconds")
 VALIDATION_COLUMNS = ("step", "epoch", "loss", "seconds")
@@ -60,12 +56,13 @@ class Run:
         return str(self.folder)
 
     def create(self, config: RunConfig, dataset: Mapping[str, Any]) -> None:
-        """Start a new run; one that has begun already is never overwritten."""
+        """Start a new run; one that has begun already, or trained weights, are never overwritten."""
         if self.state_path.exists():
             raise ValueError(f"{self} already holds a run: continue it with --resume {self}, or choose another --out")
+        if self.best_path.exists():
+            raise ValueError(f"{self} already holds trained weights ({self.best_path.name}): choose another --out")
         config.save(self.config_path)
         atomic_write_text(self.dataset_path, json.dumps(dataset, indent=1))
-        self.note_command(config.seed)
 
     def reopen(self, dataset: Mapping[str, Any]) -> None:
         """Continue a run: the data must be what it was trained on so far."""
@@ -76,7 +73,8 @@ class Run:
                     f"{self} was trained on other data: its {name} is {before.get(name)}, the dataset's is "
                     f"{dataset.get(name)}; give the dataset it began with by --data, or start a new run"
                 )
-        self.note_command(RunConfig.load(self.config_path).seed)
+        for left_behind in self.folder.glob(".*.partial"):  # by a process that was killed while it wrote
+            left_behind.unlink()
 
     def config(self) -> RunConfig:
         """The configuration."""
@@ -86,16 +84,18 @@ class Run:
 
     def dataset(self) -> dict[str, Any]:
         """What the data is and how it was standardised."""
-        return json.loads(self.dataset_path.read_text(encoding="utf-8"))
+        return read_description(self.dataset_path)
 
-    def note_command(self, seed: int) -> None:
-        """Add this command to the provenance."""
+    def note_command(self, seed: int, precision: str, processes: int) -> None:
+        """Add this command to the provenance, and what it computes with."""
         earlier = []
         if self.provenance_path.exists():
-            earlier = json.loads(self.provenance_path.read_text(encoding="utf-8"))["commands"]
+            earlier = read_description(self.provenance_path).get("commands", [])
         record = {
-            "commands": [*earlier, shlex.join(["farfield", *sys.argv[1:]])],
+            "commands": [*earlier, this_command()],
             "seed": seed,
+            "precision": precision,
+            "processes": processes,
             "versions": {name: _version(name) for name in ("farfield", "torch", "numpy", "lightning-fabric")}
             | {"python": platform.python_version()},
             "processor": platform.machine(),
@@ -131,15 +131,21 @@ def load_state(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.parent} has no checkpoint to resume from ({path.name} is missing): start it anew")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path} is truncated or damaged ({reason}): the run cannot be continued from it") from None
 
 
 def _write(path: Path, content: bytes) -> None:
+    with _naming(path), atomic_path(path) as partial:
+        partial.write_bytes(content)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """A full disk or another failure to write says which file, and what to do."""
     try:
-        with atomic_path(path) as partial:
-            partial.write_bytes(content)
+        yield
     except OSError as error:
         raise OSError(
             error.errno,
@@ -159,14 +165,18 @@ class Table:
                 for row in csv.DictReader(file):
                     if (row["step"] or "").isdigit() and int(row["step"]) <= step and row[columns[-1]]:
                         writer.writerow(row)
-        atomic_write_text(path, kept.getvalue())
+        with _naming(path):
+            atomic_write_text(path, kept.getvalue())
+        self._path = path
         self._file = path.open("a", buffering=1, newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, columns, lineterminator="\n")
 
     def add(self, **row: float) -> None:
         """Append one row; it is in the file when this returns."""
-        self._writer.writerow(row)
+        with _naming(self._path):
+            self._writer.writerow(row)
 
     def close(self) -> None:
         """Write it to disk."""
-        self._file.close()
+        with _naming(self._path):
+            self._file.close()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from farfield.datasets.urban_sampling import PointCounts, UrbanNormalisation, UrbanSample, UrbanWindDataset
 from farfield.datasets.urban_wind import UrbanWindFiles
 from farfield.models.ab_swift import AbSwift
-from farfield.models.predictor import model_folder
+from farfield.models.predictor import chosen_device, model_folder
 from farfield.models.weights import load_weights
 from farfield.training.config import UrbanRun
 from farfield.training.loop import Task
@@ -70,6 +70,5 @@ def load_urban(name_or_run: str | Path, device: str | torch.device | None = None
         raise ValueError(f"{run} is a model of {config.case}, one of urban-wind is needed")
     model = config.build()
     load_weights(run.best_path, model)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     normalisation = UrbanNormalisation.from_dict(run.dataset()["normalisation"])
-    return TrainedUrban(config, model.to(device).eval().requires_grad_(False), normalisation)
+    return TrainedUrban(config, model.to(chosen_device(device)).eval().requires_grad_(False), normalisation)
