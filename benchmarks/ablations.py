@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Subset
 
 from farfield.datasets.step_pairs import StepPairs
 from farfield.datasets.urban_wind import UrbanWindFiles
+from farfield.evaluation.metrics import mean_error, relative_errors
 from farfield.evaluation.urban import errors_of_draw
 from farfield.evaluation.urban_prediction import UrbanPredictor
 from farfield.files import atomic_path, atomic_write_text
@@ -71,8 +72,8 @@ def step_error(run: Run) -> float:
             data.standardise_change.inverse(change)
             for change in (model(batch.features, batch.positions[0]), batch.targets)
         )
-        errors.append((predicted - truth).abs().sum(1) / truth.abs().sum(1))
-    return float(torch.cat(errors).mean())
+        errors.append(relative_errors(predicted, truth)["l1"].flatten())
+    return mean_error(torch.cat(errors))[0]
 
 
 def main(out: Path, runs: list[Run]) -> None:
