@@ -6,7 +6,7 @@ import csv
 import functools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,12 +100,21 @@ def _check_one_experiment(runs: Sequence[SavedRun]) -> None:
     first: dict[tuple[str, str], SavedRun] = {}
     for run in runs:
         other = first.setdefault(run.key[:2], run)
-        for group in sorted({*run.config, *other.config} - {"seed", "dataset"}):
-            if run.config.get(group) != other.config.get(group):
-                raise ValueError(
-                    f"{run.label} and {other.label} of {run.key[0]} cannot be averaged, their {group} differs: "
-                    f"{run.config.get(group)} and {other.config.get(group)}"
-                )
+        if differing := [name for name in _differing(run.config, other.config) if name not in ("seed", "dataset")]:
+            raise ValueError(
+                f"{run.label} and {other.label} of {run.key[0]} cannot be averaged, they differ in "
+                f"{', '.join(differing)}: give runs of one experiment"
+            )
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any], group: str = "") -> Iterator[str]:
+    """The settings that two configurations both have, with different values; an older one may lack a newer setting."""
+    for name in (name for name in one if name in other):
+        mine, theirs = one[name], other[name]
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            yield from _differing(mine, theirs, f"{group}{name}.")
+        elif mine != theirs:
+            yield group + name
 
 
 def _mapping(path: Path) -> dict[str, Any]:
