@@ -287,7 +287,7 @@ def experiment(case: str, preset: str, data: Path, settings: Mapping[str, Any] |
         }
     elif (case, preset) == ("gray-scott", "cpu"):
         some = {
-            "minutes": 45,
+            "minutes": 120,
             "amounts": {
                 "1": Amount(rollouts=20),
                 "2": Amount(pairs=50, rollouts=5),
