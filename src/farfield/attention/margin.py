@@ -2,7 +2,9 @@
 
 The plan knows positions only: its cut is right for logits of size one. Trained layers have larger ones, and use them to
 look at keys that the potential alone would call far. So each call measures, on a sample of its own queries, what the
-keys beyond the cut are worth, and raises the cut until they are worth less than the tolerance.
+keys beyond the cut are worth, and raises the cut until they are worth less than the tolerance. It is a sample: where a
+field is very uneven, a tile unlike all that were asked may lose more. The largest error found in a trained layer is
+1.6e-3 at a tolerance of 1e-4, where a few spots lie in an empty domain (Gray-Scott's first states).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from farfield.attention.plan import AttentionPlan, Reach
 _TILES = 24
 _FEWEST = 6
 _KEYS = 1 << 18
-_QUERIES = 8
+_QUERIES = 32
 # The cut rises in steps of this size.
 _STEP = 0.5
 # Keys beyond the plan's lists are not seen at all: lists must go on for so long after the cut.
