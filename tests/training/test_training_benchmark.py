@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from farfield.training import benchmark
@@ -6,6 +7,7 @@ from farfield.training import benchmark
 def test_both_ways_of_a_step_are_measured_and_do_nearly_the_same_operations():
     """The plain way forms each logit once, the kernel forms them again in its backward pass and pads its channels."""
     case = next(iter(benchmark.CASES))
+    np.ones(1 << 27)  # this process' peak of 1 GB must not be taken for theirs
     rows = [benchmark.measure_alone(case, variant, steps=1) for variant in benchmark.VARIANTS]
     fast, plain = (row["gflop_per_second"] * row["seconds_per_step"] for row in rows)
     assert plain < fast < 1.5 * plain
