@@ -28,6 +28,7 @@ def test_what_is_done_is_not_done_again(reproduced):
     reproduce(plan, ["laspe", "laape"], [0], out, console=Console(file=said, width=200))
     assert "2 runs, 2 already trained" in said.getvalue()
     assert {path: time for path, time in times(out).items() if "report" not in path.parts} == runs_before
+    assert times(plan.data).keys() == data_before.keys()
     solved = {path: time for path, time in data_before.items() if path.suffix == ".hdf5"}
     assert solved and solved.items() <= times(plan.data).items()
     assert (out / "report" / "index.html").read_bytes() == page

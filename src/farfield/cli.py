@@ -92,11 +92,10 @@ def train(
 
     if sum(source is not None for source in (case, config, resume)) != 1:
         raise ValueError("give one of: a case (swe, gray-scott or urban-wind), --config FILE, --resume RUN")
-    if resume is not None:
-        _only_without("--resume continues a run as it was begun", set=settings, out=out)
     if case is None:
         _only_without("a run's configuration is in its config.yaml", encoding=encoding, preset=preset, seed=seed)
     if resume is not None:
+        _only_without("--resume continues a run as it was begun", set=settings, out=out)
         run = Run(resume)
         run_config = run.config()
     elif config is not None:

@@ -76,7 +76,7 @@ def _measure(scale: int, encoding: Encoding) -> dict[str, Any]:
     points = jittered_cloud(scale)
     q, k, v = _random(len(points))
     _reset_peak()
-    before = _memory()
+    before = process_memory()
     start = time.perf_counter()
     plan = plan_attention(points, encoding=encoding, tolerance=TOLERANCE)
     plan_seconds = time.perf_counter() - start
@@ -235,7 +235,7 @@ def _pairs_within(points: Tensor, encoding: Encoding, cut: float) -> float:
     return count / len(some) * len(points)
 
 
-def _memory(field: str = "VmRSS") -> int:
+def process_memory(field: str = "VmRSS") -> int:
     """Bytes of this process, on Linux; 0 elsewhere."""
     status = Path("/proc/self/status")
     if not status.exists():
@@ -250,7 +250,7 @@ def _reset_peak() -> None:
 
 
 def _peak() -> int:
-    return _memory("VmHWM")
+    return process_memory("VmHWM")
 
 
 def markdown(results: dict[str, Any]) -> str:

@@ -14,12 +14,12 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from farfield.attention.benchmark import process_memory
 from farfield.models import TransformerOperator
 from farfield.training.config import EncodingConfig, TrainingConfig
 from farfield.training.optimisers import build_optimisers
@@ -108,11 +108,9 @@ def _gemm_speed(size: int = 1024) -> float:
 
 def _peak_memory() -> float:
     """The largest resident size of this process so far, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():  # Linux hands getrusage's figure down from the process that started this one
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return 1024 * float(line.split()[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    # not getrusage where it can be helped: Linux hands its figure down from the process that started this one
+    other = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return process_memory("VmHWM") or other
 
 
 def markdown(results: dict[str, Any]) -> str:
