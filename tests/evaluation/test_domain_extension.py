@@ -5,15 +5,14 @@ import shutil
 import h5py
 import numpy as np
 import pytest
-from farfield.evaluation.subject import Amount
 from rich.console import Console
 
 import farfield as ff
+from farfield.api import evaluate
 from farfield.data.the_well import open_split
-from farfield.evaluation.evaluate import evaluate
+from farfield.evaluation.evaluate import Amount
 from farfield.evaluation.rows import Row, read_rows, write_rows
-from farfield.runs.run import save_weights
-from farfield.runs.weights import load_weights
+from farfield.runs.weights import load_weights, save_weights
 
 QUIET = Console(quiet=True)
 
