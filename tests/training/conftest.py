@@ -43,6 +43,7 @@ def tiny(small_data) -> AcademicRun:
             "training.steps": 30,
             "training.validate_every": 7,
             "training.checkpoint_every": 4,
+            "training.precision": "float32",  # exact laws; other precisions are asked for by name
         }
     )
 

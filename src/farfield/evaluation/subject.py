@@ -30,6 +30,10 @@ class Amount:
     cells: int | None = None
     """Cells of each city that a draw predicts, chosen at random with its points."""
 
+    def is_nothing(self) -> bool:
+        """Whether a scale is left out."""
+        return 0 in (self.pairs, self.cities)
+
 
 class Subject(Protocol):
     """A run of one case, on its test data."""

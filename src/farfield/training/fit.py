@@ -6,7 +6,7 @@ from rich.console import Console
 
 from farfield.training.academic import step_pair_task
 from farfield.training.config import AcademicRun, RunConfig, UrbanRun
-from farfield.training.loop import Task, is_first_process, start_fabric, train
+from farfield.training.loop import Task, computing_dtype, is_first_process, start_fabric, train
 from farfield.training.runs import Run
 
 
@@ -27,9 +27,10 @@ def fit(
             run.reopen(task.dataset)
         else:
             run.create(config, task.dataset)
-    fabric = start_fabric(config.training, accelerator, devices, nodes)
+    fabric = start_fabric(accelerator, devices, nodes)
     if fabric.is_global_zero:
-        run.note_command(config.seed, fabric.strategy.precision.precision, fabric.world_size)
+        dtype = computing_dtype(config.training, fabric.device)
+        run.note_command(config.seed, str(dtype).removeprefix("torch."), fabric.world_size)
     train(task, config.training, config.seed, run, fabric, resume=resume, console=console or Console())
 
 
