@@ -45,6 +45,12 @@ def tiny_experiment(problem: str, folder: Path):
     return replace(whole, dataset=dataset, scales=("1", "2", "3"), amounts={}, dense_amounts={}, minutes=0.1)
 
 
+@pytest.fixture
+def tiny_swe(tmp_path):
+    """The quick experiment of shallow water in seconds; not yet run."""
+    return tiny_experiment("swe", tmp_path)
+
+
 @pytest.fixture(scope="session", params=["swe", "gray-scott"])
 def reproduced(request, tmp_path_factory):
     """A tiny experiment from end to end: its description, its folder and what was said (tests must not change it)."""
@@ -142,6 +148,7 @@ def tiny(small_data):
             "training.steps": 30,
             "training.validate_every": 7,
             "training.checkpoint_every": 4,
+            "training.precision": "float32",  # exact laws; other precisions are asked for by name
         }
     )
 

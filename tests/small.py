@@ -1,8 +1,14 @@
 """Small things that several tests share: datasets of a few cells, and the normalisation of a wind that never blew."""
 
+import csv
+
+import torch
+from safetensors.torch import load_file
+
 from farfield.problems import problem_named
 from farfield.problems.generation import DatasetConfig
 from farfield.problems.urban_wind.sampling import UrbanNormalisation
+from farfield.runs.run import Run
 
 
 def tiny_dataset(problem: str, seed: int = 0) -> DatasetConfig:
@@ -51,3 +57,18 @@ NORMALISATION = UrbanNormalisation(
 def spec_of(config: DatasetConfig):
     """The contract of a dataset."""
     return problem_named(config.problem).generation.spec(config)
+
+
+def losses(run: Run, file: str = "losses.csv") -> list[tuple[int, float]]:
+    with (run.folder / file).open() as rows:
+        return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(rows)]
+
+
+def assert_same_run(one: Run, other: Run) -> None:
+    """Bit for bit: weights, losses, validations."""
+    assert losses(one) == losses(other)
+    assert losses(one, "validation.csv") == losses(other, "validation.csv")
+    for name in ("last.safetensors", "best.safetensors"):
+        a, b = load_file(one.folder / name), load_file(other.folder / name)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a)

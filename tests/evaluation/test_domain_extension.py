@@ -178,5 +178,5 @@ def test_bad_input_is_named(reproduced, run_copy, tmp_path):
     with pytest.raises(ValueError, match=r"was trained on other data than .*: time_step is 7.0 there and"):
         evaluate(run_copy, ["1"], data=plan.data, console=QUIET)
     shutil.copy(__file__, tmp_path / "rows.csv")
-    with pytest.raises(ValueError, match="is not a table of results: expected the columns case, encoding"):
+    with pytest.raises(ValueError, match="is not a table of results: expected the columns problem, encoding"):
         read_rows(tmp_path / "rows.csv")

@@ -12,8 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from small import training_run
-from test_loop import assert_same_run, losses
+from small import assert_same_run, losses, training_run
 from urban_layout import TINY_AB_SWIFT, write_volume
 
 from farfield.models.ab_swift import FIELDS, METRES_PER_UNIT
