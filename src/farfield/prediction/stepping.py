@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from farfield.data.domain import NORMALISED_WIDTH, boundary_flags, rollout
 from farfield.models.config import EncodingConfig, ModelConfig
 from farfield.runs.run import Run
-from farfield.runs.weights import chosen_device, load_weights
+from farfield.runs.weights import Device, chosen_device, load_weights
 
 Fields = Mapping[str, ArrayLike]
 
@@ -52,7 +52,7 @@ class Predictor:
         )
 
     @classmethod
-    def load(cls, run: Run, device: str | torch.device | None = None) -> Predictor:
+    def load(cls, run: Run, device: Device = None) -> Predictor:
         """The best weights of a run; on CUDA where there is one, unless a device is given."""
         config, description = run.settings(), run.dataset()
         try:

@@ -26,6 +26,7 @@ from farfield.problems.urban_wind.pictures import wind_pictures
 from farfield.problems.urban_wind.prediction import UrbanPredictor
 from farfield.problems.urban_wind.sampling import in_building_square
 from farfield.runs.run import Run
+from farfield.runs.weights import Device
 
 SPLITS = {f"{scale:g}": split for split, scale in SPLIT_SCALES.items() if split not in ("train", "val")}
 
@@ -36,7 +37,7 @@ class UrbanSubject:
     default_scales: tuple[str, ...] = tuple(SPLITS)
     shown: tuple[str, ...] = ("l1_buildings", "l1_wake")
 
-    def __init__(self, run: Run, folder: str | Path, device: str | None):
+    def __init__(self, run: Run, folder: str | Path, device: Device):
         self.predictor = UrbanPredictor.load(run, device)
         self.files = UrbanWindFiles(folder, self.predictor.fields, keep_in_memory=True)
         self.cities: dict[str, list[int]] = {}
