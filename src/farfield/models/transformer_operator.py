@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import Encoding, local_attention
+from farfield.attention.grid import GridPlan, grid_attention, grid_plan, reach_of
+from farfield.models.tokens import Patches, PatchTokens, grid_of
 
 # Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
 _CHUNK = 16_384
@@ -63,12 +65,15 @@ class Attention(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        positions: Tensor,
+        positions: Tensor | GridPlan,
         key_positions: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """Attend and project back to (B, Nq, W); ``options`` go to :func:`local_attention`."""
-        y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
+        if isinstance(positions, GridPlan):
+            y = grid_attention(q, k, v, positions, self.encoding)
+        else:
+            y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
         return pointwise(self.out, y.transpose(1, 2).flatten(-2))
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -85,7 +90,7 @@ class Block(nn.Module):
         self.norm_mlp = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
 
-    def forward(self, x: Tensor, positions: Tensor, **options: Any) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | GridPlan, **options: Any) -> Tensor:
         """Points (B, N, W) that attend to one another."""
         normed = pointwise(self.norm_attention, x)
         q, (k, v) = self.attention.queries(normed), self.attention.keys_values(normed)
@@ -114,6 +119,7 @@ class TransformerOperator(nn.Module):
         width, depth, heads: size of the network; the defaults are the paper's.
         encoding: how positions act on attention, e.g. ``LAAPE(250.0)``; each block gets its own copy.
         expansion: inner width of the point-wise networks over ``width``.
+        tokens: patches of a regular grid, e.g. ``PatchTokens(4, spacing=1.0)``; None for points as tokens.
         checkpointing: keep only the blocks' inputs in training and recompute the rest (less memory, a third more time).
         backend, tolerance: as in :func:`farfield.local_attention`; plain attributes, may be changed at any time.
     """
@@ -129,6 +135,7 @@ class TransformerOperator(nn.Module):
         depth: int = 6,
         heads: int = 3,
         expansion: int = 4,
+        tokens: PatchTokens | None = None,
         checkpointing: bool = False,
         backend: str = "auto",
         tolerance: float = 1e-4,
@@ -152,10 +159,71 @@ class TransformerOperator(nn.Module):
             raise ValueError(f"the encoding is for {encoding.space_dim()} axes, space_dim is {space_dim}")
         self.in_features, self.space_dim = in_features, space_dim
         self.checkpointing, self.backend, self.tolerance = checkpointing, backend, tolerance
-        self.embed = nn.Linear(in_features, width)
+        self.tokens = tokens
         self.blocks = nn.ModuleList(Block(width, heads, copy.deepcopy(encoding), expansion) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        self.project = nn.Linear(width, out_features)
+        if tokens is None:
+            self.embed = nn.Linear(in_features, width)
+            self.project = nn.Linear(width, out_features)
+        else:
+            self.patches = Patches(
+                in_features,
+                out_features,
+                width,
+                tokens.patch,
+                space_dim,
+                overlap=tokens.overlap,
+                periodic=tokens.periodic,
+                levels=tokens.levels,
+            )
+            self.cell_spacing = tokens.cell_spacing(space_dim)
+            self.token_spacing = tuple(tokens.patch * s for s in self.cell_spacing)
+
+    @property
+    def encoding(self) -> Encoding:
+        """The first block's encoding: all blocks have its like, but learn their own decay lengths where asked."""
+        block = self.blocks[0]
+        assert isinstance(block, Block)
+        return block.attention.encoding
+
+    def on_grid(self, fields: Tensor) -> Tensor:
+        """Fields (B, in, n_1, ..., n_P) on the cells of a whole grid -> (B, out, n_1, ..., n_P)."""
+        cells = tuple(fields.shape[2:])
+        x, kept = self.patches.embed(fields)
+        x = self._through_blocks(x, self._places(self.patches.tokens(cells), x))
+        return self.patches.project(pointwise(self.norm, x), kept, cells)
+
+    def _on_points(self, features: Tensor, positions: Tensor) -> Tensor:
+        """:meth:`on_grid` for points of a regular grid, in any order that the batch shares."""
+        if positions.ndim == 3:
+            if not bool((positions == positions[:1]).all()):
+                raise ValueError("patches need one grid for the whole batch, got positions that differ within it")
+            positions = positions[0]
+        cells, rows = grid_of(positions, self.cell_spacing)
+        if features.shape[1] != len(rows):
+            raise ValueError(
+                f"expected features at {len(rows)} points, as there are positions, got {features.shape[1]}"
+            )
+        rows = rows.to(features.device)
+        grid = torch.empty_like(features).index_copy_(1, rows, features)
+        fields = self.on_grid(grid.transpose(1, 2).unflatten(2, cells))
+        return fields.flatten(2).transpose(1, 2).index_select(1, rows)
+
+    def _places(self, tokens: tuple[int, ...], like: Tensor) -> Tensor | GridPlan:
+        """Where the tokens are: the windows of a local encoding, or the positions where all pairs count."""
+        encoding = self.encoding
+        if self.backend == "auto":
+            reach = reach_of(encoding, self.token_spacing, self.tolerance)
+            plan = reach and grid_plan(tokens, self.token_spacing, self.patches.periodic, reach)
+            if plan:
+                return plan
+        if any(self.patches.periodic):
+            raise ValueError(
+                "periodic axes need a local encoding and backend='auto', got "
+                f"{type(encoding).__name__} and backend={self.backend!r}"
+            )
+        axes = [torch.arange(n, dtype=torch.float64) * s for n, s in zip(tokens, self.token_spacing, strict=True)]
+        return torch.cartesian_prod(*axes).reshape(-1, len(tokens)).to(like.device)
 
     def forward(self, features: Tensor, positions: Tensor) -> Tensor:
         """(B, N, in), (N, P) or (B, N, P) -> (B, N, out)."""
@@ -165,11 +233,16 @@ class TransformerOperator(nn.Module):
             )
         if positions.shape[-1] != self.space_dim:
             raise ValueError(f"positions must have {self.space_dim} axes, got the shape {tuple(positions.shape)}")
+        if self.tokens is not None:
+            return self._on_points(features, positions)
+        x = self._through_blocks(pointwise(self.embed, features), positions)
+        return pointwise(lambda part: self.project(self.norm(part)), x)
+
+    def _through_blocks(self, x: Tensor, positions: Tensor | GridPlan) -> Tensor:
         options: dict[str, Any] = {"backend": self.backend, "tolerance": self.tolerance}
-        x = pointwise(self.embed, features)
         for block in self.blocks:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, positions, use_reentrant=False, **options)
             else:
                 x = block(x, positions, **options)
-        return pointwise(lambda part: self.project(self.norm(part)), x)
+        return x

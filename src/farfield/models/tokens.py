@@ -1,0 +1,256 @@
+"""Patches of a regular grid as tokens: what turns fields on cells into tokens for the blocks, and back.
+
+Shapes: B batch, C channels, n_i cells and g_i tokens along axis i (N tokens in all, row-major), W width, P space axes.
+
+    tokens = conv(fields),   kernel p + 2 o, stride p       one token per patch of p^P cells, o cells of overlap
+    fields = conv^T(tokens), kernel p + 2 o, stride p       its transpose: neighbouring patches add where they overlap
+
+Both are convolutions, so the map commutes with shifts by whole patches, and a cell's tokens know nothing of the
+domain's size. Beyond a wall the outermost cell is repeated (and the outermost token on the way back); a periodic axis
+wraps around. Where p does not divide the domain, the last patch is filled up the same way and the surplus cut off. A
+periodic axis cannot be filled up: there p must divide.
+
+With ``levels`` the outer levels of a U-Net lie between cells and tokens: features at full resolution, at half of it,
+and so on, each with a residual pair of convolutions on the way in and on the way out, joined by addition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# A point may lie so far from its place on the grid, as a share of the spacing: what rounding to float32 leaves on
+# domains of ten thousand cells.
+_OFF = 0.02
+
+
+def grid_of(positions: Tensor, spacing: Sequence[float]) -> tuple[tuple[int, ...], Tensor]:
+    """The regular grid that points (N, P) fill in whatever order: cells per axis, and each point's row-major cell.
+
+    Refuses points that lie off the grid, leave cells empty or share one; ``spacing`` is the model's.
+    """
+    where = positions.detach().to("cpu", torch.float64)
+    step = torch.tensor(tuple(spacing), dtype=torch.float64)
+    if where.ndim != 2 or where.shape[1] != len(step) or len(where) == 0:
+        raise ValueError(f"positions must have the shape (points, {len(step)}), got {tuple(positions.shape)}")
+    if not bool(torch.isfinite(where).all()):
+        raise ValueError("positions must be finite, they hold NaN or infinity")
+    cells_off = (where - where.amin(0)) / step
+    index = cells_off.round()
+    off = (cells_off - index).abs().amax(1)
+    if float(off.max()) > _OFF:
+        worst = int(off.argmax())
+        raise ValueError(
+            f"positions must form a regular grid with the spacing {step.tolist()} that the model was trained on: point "
+            f"{worst} at {positions[worst].tolist()} lies {float(off[worst]):.2g} spacings off it. "
+            "Resample the fields to that grid"
+        )
+    cells = tuple(int(n) + 1 for n in index.amax(0))
+    if math.prod(cells) != len(where):
+        raise ValueError(
+            f"positions must fill a regular grid: they span {' x '.join(map(str, cells))} cells of the spacing "
+            f"{step.tolist()}, which are {math.prod(cells)}, and there are {len(where)} points"
+        )
+    rows = torch.zeros(len(where), dtype=torch.long)
+    for axis, size in enumerate(cells):
+        rows = rows * size + index[:, axis].long()
+    if len(rows.unique()) != len(rows):
+        raise ValueError("positions must be distinct: several points share a cell of the grid")
+    return cells, rows
+
+
+@dataclass(frozen=True)
+class PatchTokens:
+    """How a network sees a regular grid: the arguments of :class:`Patches` that the grid decides, and the spacing."""
+
+    patch: int
+    spacing: float | tuple[float, ...]
+    """Of the cells, in units of position: one number, or one per axis."""
+    overlap: int | None = None
+    periodic: bool | tuple[bool, ...] = False
+    levels: tuple[int, ...] = ()
+
+    def cell_spacing(self, space_dim: int) -> tuple[float, ...]:
+        """One number per axis."""
+        given = (self.spacing,) * space_dim if isinstance(self.spacing, (int, float)) else tuple(self.spacing)
+        if len(given) != space_dim or not all(math.isfinite(s) and s > 0 for s in given):
+            raise ValueError(f"spacing must be one positive number or one per axis ({space_dim}), got {self.spacing}")
+        return tuple(float(s) for s in given)
+
+
+_CONVOLUTION = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+def padded(x: Tensor, low: Sequence[int], high: Sequence[int], periodic: Sequence[bool]) -> Tensor:
+    """x (B, C, n_1, ..., n_P) continued beyond its ends: around them where periodic, else by its outermost cells."""
+    for axis, (before, after, wraps) in enumerate(zip(low, high, periodic, strict=True)):
+        if before or after:
+            size = x.shape[axis + 2]
+            index = torch.arange(-before, size + after, device=x.device)
+            x = x.index_select(axis + 2, index % size if wraps else index.clamp(0, size - 1))
+    return x
+
+
+class _Resample(nn.Module):
+    """The weights of a convolution with kernel p + 2 o and stride p, or of its transpose."""
+
+    def __init__(self, inner: int, outer: int, space_dim: int, patch: int, overlap: int, periodic: tuple[bool, ...]):
+        super().__init__()
+        self.space_dim, self.patch, self.overlap, self.periodic = space_dim, patch, overlap, periodic
+        kernel = patch + 2 * overlap
+        self.weight = nn.Parameter(torch.empty(inner, outer, *(kernel,) * space_dim))
+        self.bias = nn.Parameter(torch.zeros(inner))
+
+
+class Gather(_Resample):
+    """(B, C, n...) -> (B, W, ceil(n / p)...)"""
+
+    def __init__(self, in_features: int, width: int, *where: Any):
+        super().__init__(width, in_features, *where)
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        o, p = (self.overlap,) * self.space_dim, self.patch
+        fill = [o_ + -size % p for o_, size in zip(o, x.shape[2:], strict=True)]
+        x = padded(x, o, fill, self.periodic)
+        return _CONVOLUTION[self.space_dim](x, self.weight, self.bias, stride=p)
+
+
+class Scatter(_Resample):
+    """(B, W, g...) -> (B, C, cells...), the transpose of :class:`Gather`."""
+
+    def __init__(self, width: int, out_features: int, *where: Any, zero: bool = False):
+        super().__init__(width, out_features, *where)
+        # each cell is the sum over the tokens that reach it, about (kernel / p)^P of them
+        fan_in = width * ((self.patch + 2 * self.overlap) / self.patch) ** self.space_dim
+        nn.init.uniform_(self.weight, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+        self.bias = nn.Parameter(torch.zeros(out_features))
+        if zero:
+            nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor, cells: Sequence[int]) -> Tensor:
+        one = (1,) * self.space_dim  # as far as a patch reaches beyond its own cells
+        x = padded(x, one, one, self.periodic)
+        y = _TRANSPOSED[self.space_dim](x, self.weight, self.bias, stride=self.patch)
+        start = self.patch + self.overlap
+        for axis, size in enumerate(cells):
+            y = y.narrow(axis + 2, start, size)
+        return y
+
+
+class ConvolutionBlock(nn.Module):
+    """x + conv(gelu(conv(norm(x)))), 3 cells wide, the norm over the channels of each cell: it stays local."""
+
+    def __init__(self, features: int, space_dim: int, periodic: tuple[bool, ...]):
+        super().__init__()
+        self.periodic, self.space_dim = periodic, space_dim
+        self.norm = nn.LayerNorm(features)
+        shape = (features, features, *(3,) * space_dim)
+        self.first, self.second = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
+        nn.init.kaiming_uniform_(self.first, a=math.sqrt(5))
+        nn.init.zeros_(self.second)
+        self.first_bias, self.second_bias = nn.Parameter(torch.zeros(features)), nn.Parameter(torch.zeros(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, convolve = (1,) * self.space_dim, _CONVOLUTION[self.space_dim]
+        y = self.norm(x.movedim(1, -1)).movedim(-1, 1)
+        y = F.gelu(convolve(padded(y, one, one, self.periodic), self.first, self.first_bias))
+        return x + convolve(padded(y, one, one, self.periodic), self.second, self.second_bias)
+
+
+class Patches(nn.Module):
+    """Fields on cells to tokens and back; one per network, as the two share what lies between.
+
+    Args:
+        in_features, out_features: channels per cell in and out.
+        width: channels per token.
+        patch: cells per token along each axis.
+        space_dim: number of space axes P, 1 to 3.
+        overlap: cells by which a patch reaches into its neighbours on every side; half a patch unless given.
+        periodic: whether the axes wrap around: one answer, or one per axis.
+        levels: features of the U-Net's levels between cells and tokens, the finest first; none unless given.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        width: int,
+        patch: int,
+        space_dim: int,
+        *,
+        overlap: int | None = None,
+        periodic: bool | Sequence[bool] = False,
+        levels: Sequence[int] = (),
+    ):
+        super().__init__()
+        if space_dim not in _CONVOLUTION:
+            raise ValueError(f"patches are of 1, 2 or 3 axes, got space_dim {space_dim}")
+        if patch < 1:
+            raise ValueError(f"patch must be at least 1 cell, got {patch}")
+        self.patch, self.space_dim = patch, space_dim
+        self.periodic = (periodic,) * space_dim if isinstance(periodic, bool) else tuple(periodic)
+        if len(self.periodic) != space_dim:
+            raise ValueError(f"periodic must be one answer or one per axis ({space_dim}), got {tuple(self.periodic)}")
+        inner = max(len(levels) - 1, 0)
+        if patch % 2**inner:
+            raise ValueError(f"patch must be a multiple of {2**inner} for {len(levels)} levels, got {patch}")
+        last = patch // 2**inner  # from the coarsest level to the tokens
+        self.overlap = last // 2 if overlap is None else overlap
+        if not 0 <= self.overlap <= last:
+            raise ValueError(f"overlap must be 0 to {last} cells for patches of {last}, got {overlap}")
+        features = [in_features, *levels, width]
+        factors = [1, *(2,) * inner, last][: len(levels) + 1] if levels else [last]
+        overlaps = [1, *(1,) * inner, self.overlap] if levels else [self.overlap]
+        where = [(space_dim, f, o, self.periodic) for f, o in zip(factors, overlaps, strict=True)]
+        self.gathers = nn.ModuleList(Gather(a, b, *w) for a, b, w in zip(features, features[1:], where, strict=False))
+        outward = [out_features, *levels, width]
+        self.scatters = nn.ModuleList(
+            Scatter(b, a, *w, zero=i == 0) for i, (a, b, w) in enumerate(zip(outward, outward[1:], where, strict=False))
+        )
+        self.inward = nn.ModuleList(ConvolutionBlock(f, space_dim, self.periodic) for f in levels)
+        self.outward = nn.ModuleList(ConvolutionBlock(f, space_dim, self.periodic) for f in levels)
+
+    def tokens(self, cells: Sequence[int]) -> tuple[int, ...]:
+        """Tokens per axis of a domain of so many cells; refuses domains that cannot be cut into patches."""
+        if len(cells) != self.space_dim:
+            raise ValueError(f"expected a grid of {self.space_dim} axes, got {tuple(cells)} cells")
+        kernel = self.patch + 2 * self.overlap
+        for axis, (size, wraps) in enumerate(zip(cells, self.periodic, strict=True)):
+            if size < kernel:
+                raise ValueError(
+                    f"the domain has {size} cells along axis {axis + 1}, fewer than the {kernel} that one patch of "
+                    f"{self.patch} sees: use a larger domain, or a model of smaller patches"
+                )
+            if wraps and size % self.patch:
+                raise ValueError(
+                    f"the periodic axis {axis + 1} has {size} cells, no multiple of the patch of {self.patch}: "
+                    f"resample it, or choose a model whose patch divides it"
+                )
+        return tuple(-(-size // self.patch) for size in cells)
+
+    def embed(self, fields: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """(B, C, n...) -> tokens (B, N, W), and what each level keeps for the way back."""
+        self.tokens(fields.shape[2:])
+        kept = []
+        x = fields
+        for gather, block in zip(self.gathers[:-1], self.inward, strict=True):
+            x = block(gather(x))
+            kept.append(x)
+        return self.gathers[-1](x).flatten(2).transpose(1, 2), kept
+
+    def project(self, tokens: Tensor, kept: list[Tensor], cells: Sequence[int]) -> Tensor:
+        """Tokens (B, N, W), with what :meth:`embed` kept -> fields (B, C, n...)."""
+        x = tokens.transpose(1, 2).unflatten(2, self.tokens(cells))
+        for scatter, block, skip in zip(
+            reversed(self.scatters[1:]), reversed(self.outward), reversed(kept), strict=True
+        ):
+            x = block(scatter(x, skip.shape[2:]) + skip)
+        return self.scatters[0](x, cells)
