@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from farfield.datasets.step_pairs import StepPairs
-from farfield.datasets.urban_wind import UrbanWindFiles
+from farfield.data.samples import StepPairs
 from farfield.evaluation.metrics import mean_error, relative_errors
-from farfield.evaluation.urban import errors_of_draw
-from farfield.evaluation.urban_prediction import UrbanPredictor
 from farfield.files import atomic_path, atomic_write_text
-from farfield.models.weights import load_weights
-from farfield.training.academic import build_model
-from farfield.training.config import UrbanRun
-from farfield.training.runs import Run
+from farfield.problems.urban_wind.files import UrbanWindFiles
+from farfield.problems.urban_wind.prediction import UrbanPredictor
+from farfield.problems.urban_wind.scoring import errors_of_draw
+from farfield.runs.config import UrbanRun
+from farfield.runs.run import Run
+from farfield.runs.weights import load_weights
+from farfield.training.tasks import build_model
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

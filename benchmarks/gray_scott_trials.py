@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from farfield.attention import LAAPE, LASPE, RoPE
-from farfield.datasets.storage import Split, open_split, read_statistics
+from farfield.data.standardise import read_statistics
+from farfield.data.the_well import Split, open_split
 from farfield.models.tokens import PatchTokens
 from farfield.models.transformer_operator import TransformerOperator
 

@@ -52,7 +52,7 @@ def reproduced(request, tmp_path_factory):
 
     from rich.console import Console
 
-    from farfield.reproduce import reproduce
+    from farfield.studies.reproduce import reproduce
 
     folder = tmp_path_factory.mktemp(request.param)
     plan, said = tiny_experiment(request.param, folder), io.StringIO()
@@ -85,12 +85,12 @@ def urban_reproduced(urban_data, tmp_path_factory):
     """A tiny experiment on urban wind: its description, its folder and what was said (tests must not change it)."""
     import io
 
+    from farfield.evaluation.subject import Amount
+    from farfield.recipes import experiment
     from rich.console import Console
     from urban_layout import TINY_AB_SWIFT
 
-    from farfield.evaluation.subject import Amount
-    from farfield.recipes import experiment
-    from farfield.reproduce import reproduce
+    from farfield.studies.reproduce import reproduce
 
     out, said = tmp_path_factory.mktemp("urban-runs"), io.StringIO()
     plan = experiment("urban-wind", "quick", urban_data, TINY_AB_SWIFT)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from farfield.datasets.generation import SplitConfig, generate, shallow_water_config
-from farfield.training.config import AcademicRun
+from farfield.problems.generation import SplitConfig, generate, shallow_water_config
+from farfield.runs.config import AcademicRun
 
 
 @pytest.fixture(autouse=True)

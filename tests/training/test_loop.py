@@ -17,16 +17,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from farfield.recipes import training_run
+from farfield.training.fit import fit
 from rich.console import Console
 from safetensors.torch import load_file
 
-from farfield.models.weights import load_weights
-from farfield.recipes import training_run
-from farfield.training.config import TrainingConfig
-from farfield.training.fit import fit
+from farfield.runs.config import TrainingConfig
+from farfield.runs.run import Run, save_weights
+from farfield.runs.weights import load_weights
 from farfield.training.loop import Diverged, Interrupted
 from farfield.training.optimisers import learning_rate
-from farfield.training.runs import Run, save_weights
 
 RECORDED = Path(__file__).parent / "recorded_losses.csv"
 

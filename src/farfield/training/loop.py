@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,16 +21,16 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from farfield.models.weights import fill
-from farfield.training.config import TrainingConfig
+from farfield.runs.config import RunConfig, TrainingConfig
+from farfield.runs.run import Run
+from farfield.runs.weights import fill, load_state, save_state, save_weights
 from farfield.training.optimisers import build_optimisers, learning_rate, update_average
 from farfield.training.progress import Log, StopRequest
-from farfield.training.runs import Run, load_state, save_state, save_weights
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the loop is told about a case, and all that it knows of it."""
+    """What the loop is told about a problem, and all that it knows of it."""
 
     model: nn.Module
     training_data: Dataset
@@ -43,6 +43,13 @@ class Task:
     """What the data is: kept in the run folder, and compared when the run is resumed."""
     collate: Callable[[list], Any] | None = None
     """Makes a batch of items; None for those that PyTorch knows how to stack."""
+
+
+class Trainable(Protocol):
+    """What training asks of a problem."""
+
+    def task(self, config: Any) -> Task:
+        """Model, data and loss of a run."""
 
 
 class Interrupted(Exception):
@@ -73,6 +80,30 @@ def start_fabric(config: TrainingConfig, accelerator: str = "auto", devices: int
     )
     fabric.launch()
     return fabric
+
+
+def fit(
+    problem: Trainable,
+    config: RunConfig,
+    run: Run,
+    *,
+    resume: bool = False,
+    accelerator: str = "auto",
+    devices: int = 1,
+    nodes: int = 1,
+    console: Console | None = None,
+) -> None:
+    """Train what ``config`` says into the folder of ``run``, or continue it there."""
+    task = problem.task(config)
+    if is_first_process():  # before the other processes start: they must not wait for one that has failed
+        if resume:
+            run.reopen(task.dataset)
+        else:
+            run.create(config, task.dataset)
+    fabric = start_fabric(config.training, accelerator, devices, nodes)
+    if fabric.is_global_zero:
+        run.note_command(config.seed, fabric.strategy.precision.precision, fabric.world_size)
+    train(task, config.training, config.seed, run, fabric, resume=resume, console=console or Console())
 
 
 def train(

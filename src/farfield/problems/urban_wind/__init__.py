@@ -1,0 +1,1 @@
+"""Urban wind in three dimensions: the steady flow of neutral air around buildings."""

@@ -1,0 +1,161 @@
+"""Errors of AB-SWIFT on cities of rising size, with the paper's metric: per city and draw of points,
+
+    sum |prediction - truth| / sum |truth|
+
+over all cells of a region (or a random share of them) and the components of the velocity, in physical units; then the
+mean over cities and draws. The regions are the square of buildings (``buildings``) and the rest (``wake``), whose share
+of the domain depends on the scale. Neutral air only, as in the paper: the larger cities are neutral.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyvista as pv
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from farfield.evaluation.evaluate import Advance, Amount, Numbers, Pictures
+from farfield.evaluation.metrics import mean_error, relative_errors
+from farfield.files import fingerprint
+from farfield.problems.urban_wind.card import PEDESTRIAN_HEIGHT
+from farfield.problems.urban_wind.files import SPLIT_INDEX, SPLIT_SCALES, UrbanCase, UrbanWindFiles
+from farfield.problems.urban_wind.prediction import UrbanPredictor
+from farfield.problems.urban_wind.sampling import in_building_square
+from farfield.runs.run import Run
+
+SPLITS = {f"{scale:g}": split for split, scale in SPLIT_SCALES.items() if split not in ("train", "val")}
+PICTURED_POINTS = 400  # along a picture's longer side
+
+
+class UrbanSubject:
+    """A run of urban wind, on the test cities in ``folder``."""
+
+    default_scales: tuple[str, ...] = tuple(SPLITS)
+    shown: tuple[str, ...] = ("l1_buildings", "l1_wake")
+
+    def __init__(self, run: Run, folder: str | Path, device: str | None):
+        self.predictor = UrbanPredictor.load(run, device)
+        self.files = UrbanWindFiles(folder, self.predictor.fields, keep_in_memory=True)
+        self.cities: dict[str, list[int]] = {}
+
+    def open(self, scales: list[str]) -> None:
+        for scale in scales:
+            if scale not in SPLITS:
+                raise ValueError(f"urban-wind has cities at s = {', '.join(SPLITS)}, got {scale}")
+            self.cities[scale] = neutral_cities(self.files, SPLITS[scale])
+            if not self.cities[scale]:
+                raise ValueError(f"{self.files.folder} has no neutral cities at s = {scale} (split {SPLITS[scale]!r})")
+
+    def data(self, scale: str) -> str:
+        return fingerprint(json.dumps([self.cities[scale], self.files.index], sort_keys=True).encode())
+
+    def wanted(self, scale: str, amount: Amount) -> dict[str, int]:
+        there = len(self.cities[scale])
+        cities = there if amount.samples is None else min(amount.samples, there)
+        share = {} if amount.cells is None else {"cells": amount.cells}
+        return {"cities": cities, "draws": amount.draws, **share}
+
+    def predictions(self, scale: str, wanted: dict[str, int]) -> int:
+        return wanted["cities"] * wanted["draws"]
+
+    def measure(self, scale: str, wanted: dict[str, int], advance: Advance) -> tuple[list[Numbers], Pictures]:
+        split = SPLITS[scale]
+        errors: dict[tuple[str, str], list[Tensor]] = {}
+        first: list[NDArray] = []  # the wind of the first city
+        for number in self.cities[scale][: wanted["cities"]]:
+            case = self.files.load(split, number)
+            for draw in range(wanted["draws"]):
+                rng = np.random.default_rng([0, draw, SPLIT_INDEX[split], number])
+                shown = not first and "velocity" in self.predictor.fields  # a picture takes all cells
+                count = None if shown else wanted.get("cells")
+                fields, found = errors_of_draw(self.predictor, case, rng, count, advance)
+                for about, values in found.items():
+                    errors.setdefault(about, []).append(values)
+                if shown:
+                    first.append(fields["velocity"])
+        numbers: list[Numbers] = []
+        for (name, metric), parts in errors.items():
+            value, samples = mean_error(torch.cat(parts))
+            numbers.append((name, metric, 1, float(f"{value:.6g}"), samples))
+        pictured = self.cities[scale][0]
+        return numbers, lambda: wind_pictures(self.files, split, pictured, *first) if first else {}
+
+
+def neutral_cities(files: UrbanWindFiles, split: str) -> list[int]:
+    """The ids of the cases in neutral air."""
+    return [number for number in files.ids(split) if files.conditions(split, number)[1] == 0]
+
+
+def errors_of_draw(
+    predictor: UrbanPredictor,
+    case: UrbanCase,
+    rng: np.random.Generator,
+    cells: int | None = None,
+    advance: Advance = lambda share: None,
+) -> tuple[dict[str, NDArray], dict[tuple[str, str], Tensor]]:
+    """One draw of the whole city's points -> the fields at all cells, or at so many of them, and their errors."""
+    where = case if cells is None or cells >= len(case.positions) else _some_cells(case, cells, rng)
+    fields = predictor.columns(predictor.from_case(case, where.positions, rng, advance))
+    return fields, region_errors(fields, where)
+
+
+def _some_cells(case: UrbanCase, count: int, rng: np.random.Generator) -> UrbanCase:
+    """The case with the air of so many cells, drawn evenly."""
+    chosen = rng.choice(len(case.positions), count, replace=False)
+    fields = {name: values[chosen] for name, values in case.fields.items()}
+    return replace(case, positions=case.positions[chosen], fields=fields)
+
+
+def region_errors(fields: dict[str, NDArray], case: UrbanCase) -> dict[tuple[str, str], Tensor]:
+    """Predicted fields at a case's cells -> their errors (1,) by field and metric, such as ("velocity", "l1_wake")."""
+    in_square = in_building_square(torch.from_numpy(case.positions), case.scale).numpy()
+    errors = {}
+    for region, cells in (("buildings", in_square), ("wake", ~in_square)):
+        for name, predicted in fields.items():
+            # a vector's components are summed over like points
+            both = (torch.from_numpy(v[cells]).double().reshape(1, -1, 1) for v in (predicted, case.fields[name]))
+            for norm, values in relative_errors(*both).items():
+                errors[name, f"{norm}_{region}"] = values[:, 0]
+    return errors
+
+
+def wind_pictures(files: UrbanWindFiles, split: str, number: int, velocity: NDArray) -> dict[str, NDArray]:
+    """True and predicted wind speed at pedestrian height and in a cut along the wind; NaN inside buildings."""
+    case, volume = files.load(split, number), files.volume(split, number)
+    volume.clear_data()
+    for name, vectors in (("truth", case.fields["velocity"]), ("prediction", velocity)):
+        volume.cell_data[name] = np.linalg.norm(vectors, axis=1)
+    volume = volume.cell_data_to_point_data()
+    x0, x1, y0, y1, z0, z1 = volume.bounds
+    highest_roof = case.obstacles[case.obstacles[..., 2].mean(1).argmax()]
+    through = float(highest_roof[:, 1].mean())
+    pictures: dict[str, NDArray] = {}
+    for kind, plane in (
+        ("map", (x0, x1, y0, y1, PEDESTRIAN_HEIGHT, PEDESTRIAN_HEIGHT)),
+        ("cut", (x0, x1, through, through, z0, z1)),
+    ):
+        pictures[f"{kind}_bounds"] = np.array(plane)
+        pictures |= {f"{kind}_{name}": values for name, values in _on_plane(volume, plane).items()}
+    return pictures
+
+
+def _on_plane(volume: pv.DataSet, bounds: tuple[float, ...]) -> dict[str, NDArray[np.float32]]:
+    """Point data on a regular grid over a plane along two axes: arrays (n, m), NaN where there is no air."""
+    low, high = np.array(bounds[::2]), np.array(bounds[1::2])
+    counts = np.where(high > low, np.maximum(2, PICTURED_POINTS * (high - low) / (high - low).max()), 1).astype(int)
+    if counts.min() == 1 and bounds[5] > bounds[4]:
+        counts[2] = PICTURED_POINTS // 4  # the air is flat: a cut shows it stretched
+    spacing = np.where(counts > 1, (high - low) / np.maximum(counts - 1, 1), 1.0)
+    inset = 1e-6 * (high - low)  # the outermost points belong to the mesh
+    grid = pv.ImageData(dimensions=counts, spacing=spacing * (1 - 2e-6), origin=low + inset).sample(volume)
+    air = grid["vtkValidPointMask"].astype(bool)
+    shape = tuple(int(n) for n in counts if n > 1)
+    return {
+        name: np.where(air, grid[name], np.nan).astype(np.float32).reshape(shape, order="F")
+        for name in ("truth", "prediction")
+    }
