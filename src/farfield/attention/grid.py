@@ -19,8 +19,8 @@ from __future__ import annotations
 import functools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ from farfield.attention.locality import RoPE
 _BLOCK = {1: 32, 2: 8, 3: 4}
 # A plan computes fewer pairs than this share of all of them, or is not made.
 _WORTHWHILE = 0.7
+# Without gradients so many blocks are computed at a time: what is gathered for them never takes much memory.
+_CHUNK = 128
 # Tables of so many plans are kept, of grids of at most so many blocks.
 _KEPT, _KEPT_BLOCKS = 8, 64
 
@@ -61,9 +63,25 @@ class GridPlan:
     wraps: bool
     """Whether any axis is periodic."""
 
+    first: int = 0
+    """Of the whole plan's blocks, for a part of it."""
+
     @property
     def blocks(self) -> int:
         return len(self.queries) // len(self.query_positions)
+
+    def parts(self, blocks: int) -> Iterator[GridPlan]:
+        """The plan in parts of so many blocks."""
+        a, m, same = len(self.query_positions), self.key_positions.shape[1], len(self.key_positions) == 1
+        for first in range(0, self.blocks, blocks):
+            last = min(first + blocks, self.blocks)
+            yield replace(
+                self,
+                queries=self.queries[first * a : last * a],
+                keys=self.keys[first * m : last * m],
+                key_positions=self.key_positions if same else self.key_positions[first:last],
+                first=first,
+            )
 
 
 def reach_of(encoding: Encoding, spacing: Sequence[float], tolerance: float) -> tuple[int, ...] | None:
@@ -148,16 +166,27 @@ def grid_attention(q: Tensor, k: Tensor, v: Tensor, plan: GridPlan, encoding: En
         turns = _remembered(_turns, plan, encoding, width, q)
         q, k, v = (t.transpose(1, 2).flatten(2) for t in (q, k, v))  # (B, N, H D): rows that are gathered whole
         if not plan.wraps:
-            q, k = _rotated(q, turns), _rotated(k, turns)
-        q = q.index_select(1, plan.queries.to(q.device))
-        k, v = (t.index_select(1, plan.keys.to(t.device)) for t in (k, v))
-        if plan.wraps:  # a key seen around the end lies elsewhere than in its own row
-            q, k = _rotated(q, turns[:2]), _rotated(k, turns[2:])
-        # (B n, H, a or m, D)
-        q, k, v = (t.view(batch * plan.blocks, -1, heads, width).transpose(1, 2) for t in (q, k, v))
-        attend = _by_channels if q.dtype in (torch.float32, torch.float64) else _written_out
-        out = attend(q, k, v, plan, encoding).transpose(1, 2).reshape(batch, -1, heads * width)
+            q, k = (_rotated(t, *turns) if turns else t for t in (q, k))
+        whole = torch.is_grad_enabled() or batch * plan.blocks <= _CHUNK
+        parts = [plan] if whole else plan.parts(max(1, _CHUNK // batch))
+        out = torch.cat([_blocks(q, k, v, part, encoding, heads, turns) for part in parts], dim=1)
         return out.index_select(1, plan.places.to(out.device)).unflatten(-1, (heads, width)).transpose(1, 2)
+
+
+def _blocks(
+    q: Tensor, k: Tensor, v: Tensor, plan: GridPlan, encoding: Encoding, heads: int, turns: tuple[Tensor, ...]
+) -> Tensor:
+    """The blocks of a plan, from q, k, v (B, N, H D): (B, n a, H D)."""
+    batch, _, width = q.shape
+    q = q.index_select(1, plan.queries.to(q.device))
+    k, v = (t.index_select(1, plan.keys.to(t.device)) for t in (k, v))
+    if plan.wraps and turns:  # a key seen around the end lies elsewhere than in its own row
+        q = _rotated(q, turns[0], turns[1], plan.first * len(plan.query_positions))
+        k = _rotated(k, turns[2], turns[3], plan.first * plan.key_positions.shape[1])
+    # (B n, H, a or m, D)
+    q, k, v = (t.view(batch * plan.blocks, -1, heads, width // heads).transpose(1, 2) for t in (q, k, v))
+    attend = _by_channels if q.dtype in (torch.float32, torch.float64) else _written_out
+    return attend(q, k, v, plan, encoding).transpose(1, 2).reshape(batch, -1, width)
 
 
 def _by_channels(q: Tensor, k: Tensor, v: Tensor, plan: GridPlan, encoding: Encoding) -> Tensor:
@@ -209,11 +238,9 @@ def _turns(plan: GridPlan, encoding: Encoding, width: int, like: Tensor) -> tupl
     return tuple(found)
 
 
-def _rotated(x: Tensor, turns: tuple[Tensor, ...]) -> Tensor:
-    """Turn pairs of the channels of x (B, N, H D): r(a) = [[cos, sin], [-sin, cos]]."""
-    if not turns:
-        return x
-    cos, sin = turns
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, first: int = 0) -> Tensor:
+    """Turn pairs of channels of x (B, N, H D): r(a) = [[cos, sin], [-sin, cos]], from row ``first`` of the tables."""
+    cos, sin = (t[first : first + x.shape[1]] for t in (cos, sin))
     swapped = torch.stack([x[..., 1::2], -x[..., 0::2]], dim=-1).flatten(-2)
     return torch.addcmul(x * cos, swapped, sin)
 

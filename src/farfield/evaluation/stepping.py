@@ -26,7 +26,7 @@ from farfield.data.domain import rollout
 from farfield.data.spec import SampleSpec
 from farfield.data.the_well import Split, held_out_splits
 from farfield.evaluation.evaluate import Advance, Amount, Numbers, Pictures, in_order
-from farfield.evaluation.metrics import mean_error, relative_errors
+from farfield.evaluation.metrics import mean_error, relative_errors, variance_scaled_error
 from farfield.files import fingerprint
 from farfield.prediction.stepping import Predictor
 from farfield.runs.run import Run
@@ -88,7 +88,9 @@ def _one_step(step: Step, split: Split, pairs: int, advance: Advance) -> Iterato
     for group in _groups(chosen, split):
         states = [split.read(i, slice(k, k + 2)) for i, k in (divmod(int(pair), split.states - 1) for pair in group)]
         now, later = (_points(np.stack(states)[:, time]) for time in (0, 1))
-        for name, values in relative_errors(step(now).cpu() - now, later - now).items():
+        predicted = step(now).cpu()
+        found = relative_errors(predicted - now, later - now) | {"vrmse": variance_scaled_error(predicted, later)}
+        for name, values in found.items():
             errors.setdefault(name, []).append(values)
         advance(len(group))
     led_to = torch.from_numpy(chosen % (split.states - 1) + 1)
@@ -110,7 +112,8 @@ def _rollouts(step: Step, split: Split, simulations: int, advance: Advance, kept
             if horizon == 0:
                 continue
             truth = _points(split.read(several, horizon))
-            for name, values in relative_errors(state.cpu() - first, truth - first).items():
+            found = relative_errors(state.cpu() - first, truth - first)
+            for name, values in (found | {"vrmse": variance_scaled_error(state.cpu(), truth)}).items():
                 errors.setdefault((name, horizon), []).append(values)
             advance(len(group))
     for (name, horizon), parts in errors.items():

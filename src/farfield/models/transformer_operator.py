@@ -199,11 +199,14 @@ class TransformerOperator(nn.Module):
             if not bool((positions == positions[:1]).all()):
                 raise ValueError("patches need one grid for the whole batch, got positions that differ within it")
             positions = positions[0]
-        cells, rows = grid_of(positions, self.cell_spacing)
-        if features.shape[1] != len(rows):
+        if features.shape[1] != len(positions):
             raise ValueError(
-                f"expected features at {len(rows)} points, as there are positions, got {features.shape[1]}"
+                f"expected features at {len(positions)} points, as there are positions, got {features.shape[1]}"
             )
+        return self.on_cells(features, *grid_of(positions, self.cell_spacing))
+
+    def on_cells(self, features: Tensor, cells: tuple[int, ...], rows: Tensor) -> Tensor:
+        """:meth:`on_grid` for features (B, N, in) of all cells, each in the given row of a row-major grid."""
         rows = rows.to(features.device)
         grid = torch.empty_like(features).index_copy_(1, rows, features)
         fields = self.on_grid(grid.transpose(1, 2).unflatten(2, cells))
