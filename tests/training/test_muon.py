@@ -34,9 +34,9 @@ def test_it_finds_the_least_squares_solution():
     torch.manual_seed(0)
     a, truth = torch.randn(200, 20), torch.randn(20, 16)
     weight = torch.nn.Parameter(torch.zeros(20, 16))
-    optimiser = Muon([weight], lr=0.05)
+    optimiser = Muon([weight], lr=0.2)
     for step in range(300):
-        optimiser.param_groups[0]["lr"] = 0.05 * (1 - step / 300)
+        optimiser.param_groups[0]["lr"] = 0.2 * (1 - step / 300)
         weight.grad = a.T @ (a @ weight.detach() - a @ truth) / 200
         optimiser.step()
     assert float((weight - truth).abs().max()) < 0.02
