@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from farfield.version import __version__
 
 if TYPE_CHECKING:
-    from farfield.api import evaluate, load, report
+    from farfield.api import evaluate, load
     from farfield.attention import (
         LAAPE,
         LASPE,
@@ -47,7 +47,6 @@ __all__ = [
     "local_attention",
     "plan_attention",
     "propose_decay_lengths",
-    "report",
 ]
 
 _ELSEWHERE = {
@@ -55,7 +54,6 @@ _ELSEWHERE = {
     "TransformerOperator": "models",
     "evaluate": "api",
     "load": "api",
-    "report": "api",
 }
 
 

@@ -1,5 +1,6 @@
 import pytest
-from farfield.solvers.rollout import rollout
+
+from farfield.data.domain import rollout
 
 
 def test_a_rollout_starts_with_the_state_and_feeds_each_step_back():

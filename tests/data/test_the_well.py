@@ -4,12 +4,12 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from farfield.datasets import Split, open_split
+from small import solve_split, spec_of
 from the_well.data import WellDataset
 from the_well.data.normalization import ZScoreNormalization
 
-from farfield.data.the_well import compute_statistics, read_statistics
-from farfield.problems.generation import solve_split
+from farfield.data.standardise import compute_statistics, read_statistics
+from farfield.data.the_well import Split, open_split
 
 
 def test_the_wells_reader_opens_every_split(dataset):
@@ -18,7 +18,7 @@ def test_the_wells_reader_opens_every_split(dataset):
         well = WellDataset(path=str(folder / "data" / name), n_steps_input=1, n_steps_output=1)
         assert well.metadata.n_spatial_dims == len(config.cells)
         assert well.metadata.spatial_resolution == config.domain(split).cells
-        assert well.metadata.field_names[0] == list(config.spec().fields)
+        assert well.metadata.field_names[0] == list(spec_of(config).fields)
         assert well.metadata.n_trajectories_per_file == [split.simulations]
         assert len(well) == split.simulations * (config.states - 1)
         item = well[config.states]  # simulation 1, from its state 1 to state 2
@@ -26,9 +26,9 @@ def test_the_wells_reader_opens_every_split(dataset):
         np.testing.assert_array_equal(item["input_fields"], expected[:1])
         np.testing.assert_array_equal(item["output_fields"], expected[1:])
         assert set(well.metadata.constant_scalar_names) == set(config.constants)
-        assert (item["boundary_conditions"] == (1 if config.case == "swe" else 0)).all()  # open, wall
+        assert (item["boundary_conditions"] == (1 if config.problem == "swe" else 0)).all()  # open, wall
         x = item["space_grid"][..., 0]
-        assert x.max() - x.min() == pytest.approx(config.domain(split).extent[0] - config.spec().spacing[0])
+        assert x.max() - x.min() == pytest.approx(config.domain(split).extent[0] - spec_of(config).spacing[0])
 
 
 def test_the_wells_normalisation_reads_our_statistics(dataset):
@@ -48,7 +48,7 @@ def test_a_file_holds_what_was_solved_and_says_how(dataset):
     np.testing.assert_array_equal(split.read(1, 2), solved[1, 2])
     window = (slice(3, 9),) * len(config.cells)
     np.testing.assert_array_equal(split.read(1, slice(0, 4, 2), window), solved[(1, slice(0, 4, 2), ..., *window)])
-    assert split.spec == config.spec()
+    assert split.spec == spec_of(config)
     assert split.scale == config.splits["s2"].scale
     assert split.domain == config.domain(config.splits["s2"])
     assert split.provenance["settings"]["constants"] == config.constants
@@ -60,7 +60,7 @@ def test_statistics_are_those_of_the_training_split(dataset, stride):
     config, folder = dataset
     states = open_split(folder, "train").read(slice(None), slice(None)).astype(np.float64)
     statistics = read_statistics(folder, stride)
-    for index, field in enumerate(config.spec().fields):
+    for index, field in enumerate(spec_of(config).fields):
         values = states[:, :, index]
         change = values[:, stride:] - values[:, :-stride]
         assert statistics["mean"][field] == pytest.approx(values.mean(), rel=1e-9)

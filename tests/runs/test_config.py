@@ -1,14 +1,18 @@
 import pytest
-from farfield.recipes import training_run
+from small import training_run
 
 import farfield as ff
-from farfield.runs.config import EncodingConfig, RunConfig, UrbanRun, parse_settings
+from farfield.models.config import EncodingConfig
+from farfield.problems import problem_of
+from farfield.problems.urban_wind.config import UrbanRun
+from farfield.runs.config import SteppingRun, parse_settings
+from farfield.runs.run import Run
 
 
-@pytest.mark.parametrize("case", ["swe", "gray-scott"])
+@pytest.mark.parametrize("problem", ["swe", "gray-scott"])
 @pytest.mark.parametrize("encoding", ["rope", "laspe", "laape"])
-def test_the_paper_preset_is_the_papers_table(case, encoding):
-    config = training_run(case, "paper", encoding, "data")
+def test_the_paper_preset_is_the_papers_table(problem, encoding):
+    config = training_run(problem, "paper", encoding, "data")
     model, training = config.model, config.training
     # Table "Hyperparameters of the models used for all academic datasets experiments"
     assert model.width == 192
@@ -60,25 +64,27 @@ def test_the_paper_preset_of_urban_wind_is_the_papers_table(encoding):
 def test_urban_presets_go_to_yaml_and_back(tmp_path, preset, encoding):
     config = training_run("urban-wind", preset, encoding, "data", seed=3)
     config.save(tmp_path / "config.yaml")
-    again = RunConfig.load(tmp_path / "config.yaml")
+    run = Run(tmp_path)
+    again = problem_of(run).config(run)
     assert isinstance(again, UrbanRun) and again == config
     rope = training_run("urban-wind", preset, "rope", "data", seed=3)
     assert (rope.model, rope.points, rope.training) == (config.model, config.points, config.training)  # the same budget
 
 
-@pytest.mark.parametrize("case", ["swe", "gray-scott"])
+@pytest.mark.parametrize("problem", ["swe", "gray-scott"])
 @pytest.mark.parametrize("preset", ["quick", "cpu", "paper"])
 @pytest.mark.parametrize("encoding", ["rope", "laspe", "laape", "flashbias", "alibi", "window"])
-def test_every_preset_goes_to_yaml_and_back(tmp_path, case, preset, encoding):
-    config = training_run(case, preset, encoding, "data", seed=3)
+def test_every_preset_goes_to_yaml_and_back(tmp_path, problem, preset, encoding):
+    config = training_run(problem, preset, encoding, "data", seed=3)
     config.save(tmp_path / "config.yaml")
-    assert RunConfig.load(tmp_path / "config.yaml") == config
+    run = Run(tmp_path)
+    assert problem_of(run).config(run) == config
 
 
 @pytest.mark.parametrize("preset", ["quick", "cpu"])
-@pytest.mark.parametrize("case", ["swe", "gray-scott"])
-def test_all_encodings_of_a_preset_have_the_same_budget(case, preset):
-    runs = [training_run(case, preset, encoding, "data") for encoding in ("rope", "laspe", "laape")]
+@pytest.mark.parametrize("problem", ["swe", "gray-scott"])
+def test_all_encodings_of_a_preset_have_the_same_budget(problem, preset):
+    runs = [training_run(problem, preset, encoding, "data") for encoding in ("rope", "laspe", "laape")]
     assert len({run.model for run in runs}) == len({run.training for run in runs}) == 1
     assert len({run.encoding.rotary for run in runs}) == 1
 
@@ -128,7 +134,7 @@ def test_a_wrong_value_says_what_was_expected_and_what_was_given(changes, messag
         ({"encoding.name": "rope", "encoding.decay_factor": 2}, "rope has no decay length, got decay_factor 2"),
         ({"model.width": 100}, "multiple of heads, got 100 and 3"),
         ({"training.loss": "relative"}, "trained with the loss mse, got relative"),
-        ({"case": "urban"}, "expected as case one of urban-wind, got 'urban'"),
+        ({"problem": "urban"}, "problem: Input should be 'urban-wind', got 'urban'"),
     ],
 )
 def test_urban_wind_refuses_what_it_cannot_be(changes, message):
@@ -159,14 +165,19 @@ def test_settings_are_read_as_yaml():
 
 
 def test_a_file_that_is_no_configuration_is_refused(tmp_path):
-    for text, message in (("a: [", "not valid YAML"), ("just text", "expected settings"), ("case: swe", "dataset")):
+    for text, message in (
+        ("a: [", "not valid YAML"),
+        ("just text", "expected settings"),
+        ("problem: swe", "dataset"),
+        ("case: swe", "dataset"),
+    ):
         (tmp_path / "config.yaml").write_text(text)
         with pytest.raises(ValueError, match=message):
-            RunConfig.load(tmp_path / "config.yaml")
+            SteppingRun.load(tmp_path / "config.yaml")
 
 
 def test_names_a_user_types_are_checked():
-    with pytest.raises(ValueError, match="unknown case 'sew': expected one of gray-scott, swe, urban-wind"):
+    with pytest.raises(ValueError, match="unknown problem 'sew': expected one of gray-scott, swe, urban-wind"):
         training_run("sew", "cpu", "laape", "data")
     with pytest.raises(ValueError, match="no preset 'fast': expected one of"):
         training_run("swe", "fast", "laape", "data")

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from farfield.attention import LAAPE, LASPE
-from farfield.evaluation import stability, stability_of_models, stability_rows
 from farfield.models.config import EncodingConfig, ModelConfig
 from farfield.prediction.stepping import Predictor
+from farfield.studies.precision import experiments, models
+from farfield.studies.precision import rows as stability_rows
 from farfield.studies.precision.arithmetic import FORMATS
 from farfield.studies.precision.experiments import Limits, Patch, WideDomain
 from farfield.studies.precision.models import Trial
@@ -23,7 +24,7 @@ ENCODINGS = {"LASPE": LASPE, "LAAPE": LAAPE}
 
 @pytest.fixture(scope="module", params=ENCODINGS)
 def patch(request):
-    return Patch.draw(ENCODINGS[request.param](stability.DECAY_LENGTH), points=10)
+    return Patch.draw(ENCODINGS[request.param](experiments.DECAY_LENGTH), points=10)
 
 
 def test_in_float64_at_the_origin_the_emulation_is_the_formula(patch):
@@ -52,7 +53,7 @@ def test_in_local_coordinates_the_error_is_the_same_everywhere(patch, precision)
 
 @pytest.mark.parametrize("precision", FORMATS)
 def test_the_first_width_that_is_not_finite_is_the_one_computed(precision):
-    domain = WideDomain.draw(LAAPE(stability.DECAY_LENGTH), points=16)
+    domain = WideDomain.draw(LAAPE(experiments.DECAY_LENGTH), points=16)
     width = Limits.of(precision).laape_width()
     assert math.isfinite(domain.error("published", precision, 0.999 * width, 0.0))
     assert domain.error("published", precision, 1.001 * width, 0.0) == math.inf
@@ -60,13 +61,13 @@ def test_the_first_width_that_is_not_finite_is_the_one_computed(precision):
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_local_coordinates_are_right_a_million_decay_lengths_wide(name):
-    domain = WideDomain.draw(ENCODINGS[name](stability.DECAY_LENGTH), points=16)
+    domain = WideDomain.draw(ENCODINGS[name](experiments.DECAY_LENGTH), points=16)
     small, large = (domain.error("local", "bfloat16", width, 0.0) for width in (10, 1_000_000))
     assert large < 1.05 * small
 
 
 def test_the_search_finds_where_a_condition_ends():
-    assert stability.widest(lambda width: width < 42.0, 1.0, 1e300) == pytest.approx(42.0)
+    assert experiments.widest(lambda width: width < 42.0, 1.0, 1e300) == pytest.approx(42.0)
 
 
 def tiny_predictor(encoding="laspe", decay_length=100.0):
@@ -74,7 +75,7 @@ def tiny_predictor(encoding="laspe", decay_length=100.0):
     torch.manual_seed(0)
     model = ModelConfig(width=24, depth=1, heads=2).build(config, 4, 2, 2)
     spec = {
-        "case": "gray-scott", "fields": ["U", "V"], "field_units": ["1", "1"], "axes": ["x", "y"],
+        "problem": "gray-scott", "fields": ["U", "V"], "field_units": ["1", "1"], "axes": ["x", "y"],
         "training_extent": [32.0, 32.0], "spacing": [1.0, 1.0], "time_step": 50.0,
     }  # fmt: skip
     moments = {"mean": [0.0, 0.0], "std": [1.0, 1.0]}
@@ -85,7 +86,7 @@ def tiny_predictor(encoding="laspe", decay_length=100.0):
 def test_a_shifted_model_is_wrong_as_published_and_the_same_in_local_coordinates():
     predictor = tiny_predictor()
     before = {name: value.clone() for name, value in predictor.model.state_dict().items()}
-    rows, pictures = stability_of_models.shift_rows(Trial(predictor, 2, 512), shift=25.0)
+    rows, pictures = models.shift_rows(Trial(predictor, 2, 512), shift=25.0)
     error = {(row.way, row.precision, row.distance): row.value for row in rows}
     assert error["published", "bfloat16", 25.0] > 10 * error["published", "bfloat16", 0.0]
     assert error["published", "float32", 25.0] < error["published", "bfloat16", 0.0]
@@ -97,7 +98,7 @@ def test_a_shifted_model_is_wrong_as_published_and_the_same_in_local_coordinates
 @torch.no_grad()
 def test_a_domain_beyond_laapes_limit_is_lost_as_published_only():
     trial = Trial(tiny_predictor("laape", 20.0), 4, 1024)  # 200 decay lengths long
-    rows, _ = stability_of_models.map_rows(trial, bands=4)
+    rows, _ = models.map_rows(trial, bands=4)
     found = {(row.way, row.quantity): row.value for row in rows if row.quantity.startswith(("pred", "share"))}
     assert found["published", "prediction error"] == math.inf
     assert found["published", "share of points not finite"] > 0.5
@@ -125,8 +126,8 @@ def test_the_page_says_what_is_left_out_without_a_model_and_shows_it_with_one(tm
     assert "no trained Gray-Scott model" in page
     with torch.no_grad():
         trial = Trial(tiny_predictor(), 2, 512)
-        mapped, maps = stability_of_models.map_rows(trial, bands=4)
-        shifted, shifts = stability_of_models.shift_rows(trial, 25.0)
+        mapped, maps = models.map_rows(trial, bands=4)
+        shifted, shifts = models.shift_rows(trial, 25.0)
     stability_rows.write_stability(tmp_path / "stability.csv", [*plain, *mapped, *shifted])
     np.savez(tmp_path / "maps.npz", **maps, **shifts)
     page = write_stability_report(tmp_path, tmp_path / "with", "command").read_text(encoding="utf-8")

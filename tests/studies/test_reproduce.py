@@ -1,11 +1,14 @@
 import io
+import re
 
 import pytest
-from farfield.recipes import experiment
 from rich.console import Console
 
 from farfield import cli
-from farfield.studies.reproduce import reproduce
+from farfield.cli import commands
+from farfield.studies.reproduce import experiment, reproduce
+
+STAGES = re.compile(r"^\d/5", re.MULTILINE)
 
 
 def times(folder):
@@ -14,9 +17,9 @@ def times(folder):
 
 def test_it_says_what_it_will_do_first_and_ends_with_a_page(reproduced):
     plan, out, said = reproduced
-    assert said.startswith(f"{plan.case}, preset quick: train laspe, laape (2 runs, 0 already trained)")
+    assert said.startswith(f"{plan.problem.name}, preset quick: train laspe, laape (2 runs, 0 already trained)")
     assert "This takes about a minute on two cores" in said.splitlines()[1]
-    assert [line[:3] for line in said.splitlines() if line[1:3] == "/4"] == ["1/4", "2/4", "2/4", "3/4", "3/4", "4/4"]
+    assert STAGES.findall(said) == ["1/5", "2/5", "3/5", "3/5", "4/5", "4/5", "5/5"]
     assert (out / "report" / "index.html").exists()
 
 
@@ -37,7 +40,7 @@ def test_what_is_done_is_not_done_again(reproduced):
 def test_urban_wind_goes_the_same_way(urban_reproduced):
     plan, out, said = urban_reproduced
     assert said.startswith("urban-wind, preset quick: train rope, laape (2 runs, 0 already trained)")
-    assert [line[:3] for line in said.splitlines() if line[1:3] == "/4"] == ["1/4", "2/4", "2/4", "3/4", "3/4", "4/4"]
+    assert STAGES.findall(said) == ["1/5", "2/5", "3/5", "3/5", "4/5", "4/5", "5/5"]
     before = {path: time for path, time in times(out).items() if "report" not in path.parts}
     again = io.StringIO()
     reproduce(plan, ["rope", "laape"], [0], out, console=Console(file=again, width=200))
@@ -62,7 +65,7 @@ def test_a_folder_with_other_settings_is_refused(reproduced):
 
 
 def test_unknown_names_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="unknown case 'heat'"):
+    with pytest.raises(ValueError, match="unknown problem 'heat'"):
         experiment("heat", "quick", tmp_path)
     with pytest.raises(ValueError, match="swe has no preset 'slow'"):
         experiment("swe", "slow", tmp_path)
@@ -75,7 +78,7 @@ def test_list_options_take_words_or_commas():
         "evaluate", "RUN", "--scales", "1,2,10", "--limit", "3",
     ]  # fmt: skip
     assert cli._joined(["reproduce", "swe", "--seeds", "0,1"]) == ["reproduce", "swe", "--seeds", "0,1"]
-    assert cli._listed("1,2 10") == ["1", "2", "10"]
+    assert commands._listed("1,2 10") == ["1", "2", "10"]
 
 
 def test_commands_evaluate_report_and_predict(reproduced, run_copy, tmp_path, monkeypatch, capsys):
@@ -96,7 +99,7 @@ def test_commands_evaluate_report_and_predict(reproduced, run_copy, tmp_path, mo
     words = ("evaluate", run_copy, "--scales", 1, 3, "--limit", 2, "--rollouts", 1, "--data", plan.data)
     assert "evaluation.csv" in farfield(*words)
     assert "index.html" in farfield("report", run_copy, "--out", tmp_path / "report")
-    source, out = split_path(plan.data, plan.case, "s3"), tmp_path / "out.hdf5"
+    source, out = split_path(plan.data, plan.problem.name, "s3"), tmp_path / "out.hdf5"
     farfield("predict", "--model", run_copy, "--input", source, "--out", out, "--steps", 2)
     with h5py.File(out) as file:
         assert all(dataset.shape[1] == 3 for dataset in file["t0_fields"].values())

@@ -33,6 +33,10 @@ class Amount:
     cells: int | None = None
     """Cells of each simulation that a draw predicts, chosen at random with its points."""
 
+    def is_nothing(self) -> bool:
+        """Whether a scale is left out."""
+        return self.samples == 0
+
 
 class Subject(Protocol):
     """A trained model with its test data, measured scale by scale: what evaluation asks of a problem."""

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import LAAPE, LASPE, Encoding, RoPE
-from farfield.models.transformer_operator import Block, pointwise
+from farfield.models.transformer_operator import Block, exactly, pointwise
 
 FIELDS = {"velocity": 3, "pressure": 1, "k": 1, "epsilon": 1}
 METRES_PER_UNIT = (0.47, 0.24, 0.06)  # the training domain, 470 m x 240 m x 60 m, is 1000 units wide along each axis
@@ -321,7 +321,7 @@ class AbSwift(nn.Module):
 
         # Before the volume has read the geometry, its points are all alike, and attention to equal values returns that
         # value whatever the weights: until then one token stands for all.
-        volume = self._branch(anchors[:, :1], self.embed_profile(profile.flatten(1))[:, None])
+        volume = self._branch(anchors[:, :1], exactly(self.embed_profile, profile.flatten(1))[:, None])
         start = volume.tokens
         offers: list[Offer] = []
         for number, (among, between) in enumerate(_pairs(self.processor)):
@@ -367,7 +367,8 @@ class AbSwift(nn.Module):
     def _project(self, tokens: Tensor) -> Tensor:
         def fields(part: Tensor) -> Tensor:
             part = self.norm(part)
-            return torch.cat([head(part) for head in self.project.values()], dim=-1)
+            values = [exactly(head[-1], head[:-1](part)) for head in self.project.values()]  # type: ignore[index]
+            return torch.cat(values, dim=-1)
 
         return pointwise(fields, tokens)
 

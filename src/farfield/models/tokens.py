@@ -98,6 +98,16 @@ def padded(x: Tensor, low: Sequence[int], high: Sequence[int], periodic: Sequenc
     return x
 
 
+def exactly(layer: nn.Module, x: Tensor, *arguments: Any) -> Tensor:
+    """Apply a layer outside of autocast, in the precision of its weights.
+
+    The first and the last layer of a network are cheap and touch physical values, which bfloat16 would round by 0.4 %:
+    more than a trained model's error.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        return layer(x.to(next(layer.parameters()).dtype), *arguments)
+
+
 class _Resample(nn.Module):
     """The weights of a convolution with kernel p + 2 o and stride p, or of its transpose."""
 
@@ -240,11 +250,11 @@ class Patches(nn.Module):
         """(B, C, n...) -> tokens (B, N, W), and what each level keeps for the way back."""
         self.tokens(fields.shape[2:])
         kept = []
-        x = fields
-        for gather, block in zip(self.gathers[:-1], self.inward, strict=True):
-            x = block(gather(x))
-            kept.append(x)
-        return self.gathers[-1](x).flatten(2).transpose(1, 2), kept
+        x = exactly(self.gathers[0], fields)
+        for block, gather in zip(self.inward, self.gathers[1:], strict=True):
+            kept.append(block(x))
+            x = gather(kept[-1])
+        return x.flatten(2).transpose(1, 2), kept
 
     def project(self, tokens: Tensor, kept: list[Tensor], cells: Sequence[int]) -> Tensor:
         """Tokens (B, N, W), with what :meth:`embed` kept -> fields (B, C, n...)."""
@@ -253,4 +263,4 @@ class Patches(nn.Module):
             reversed(self.scatters[1:]), reversed(self.outward), reversed(kept), strict=True
         ):
             x = block(scatter(x, skip.shape[2:]) + skip)
-        return self.scatters[0](x, cells)
+        return exactly(self.scatters[0], x, cells)

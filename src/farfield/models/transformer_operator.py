@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import Encoding, local_attention
 from farfield.attention.grid import GridPlan, grid_attention, grid_plan, reach_of
-from farfield.models.tokens import Patches, PatchTokens, grid_of
+from farfield.models.tokens import Patches, PatchTokens, exactly, grid_of
 
 # Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
 _CHUNK = 16_384
@@ -238,8 +238,9 @@ class TransformerOperator(nn.Module):
             raise ValueError(f"positions must have {self.space_dim} axes, got the shape {tuple(positions.shape)}")
         if self.tokens is not None:
             return self._on_points(features, positions)
-        x = self._through_blocks(pointwise(self.embed, features), positions)
-        return pointwise(lambda part: self.project(self.norm(part)), x)
+        x = pointwise(lambda part: exactly(self.embed, part), features)
+        x = self._through_blocks(x, positions)
+        return pointwise(lambda part: exactly(self.project, self.norm(part)), x)
 
     def _through_blocks(self, x: Tensor, positions: Tensor | GridPlan) -> Tensor:
         options: dict[str, Any] = {"backend": self.backend, "tolerance": self.tolerance}

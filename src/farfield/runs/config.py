@@ -67,8 +67,9 @@ class TrainingConfig(Strict):
     """Optimiser steps; give either this or epochs."""
     average: float = Field(0.0, ge=0, lt=1)
     """Decay of the exponential moving average of the weights, which is then what is validated and kept; 0 for none."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """bfloat16 autocast, float32, or bfloat16 where the hardware computes in it."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of the matrix products (autocast): float32, bfloat16, float16 (with scaled losses), or auto: bfloat16 where the
+    hardware computes in it, else float32. Positions, the first and the last layer are float32 in any case."""
     validate_every: int = Field(1000, ge=1)
     """Steps between validations; the last step is always validated."""
     validation_items: int | None = Field(None, ge=1)

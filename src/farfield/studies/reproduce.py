@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,21 +98,40 @@ def reproduce(
     )
     _say(console, 1, f"data in {experiment.data}")
     _generate(experiment, console)
+    if todo:
+        _say(console, 2, "rehearsal: one step of training and one evaluation on the largest domain for every encoding")
+        rehearse(experiment, {config.encoding.name: config for config in map(configs.get, todo) if config}, accelerator)
     for number, name in enumerate(todo, 1):
-        _say(console, 2, f"training {name} ({number} of {len(todo)})")
+        _say(console, 3, f"training {name} ({number} of {len(todo)})")
         begun = runs[name].state_path.exists()
         fit(experiment.problem, configs[name], runs[name], resume=begun, accelerator=accelerator, console=console)
     for name, config in configs.items():
-        _say(console, 3, f"evaluating {name}")
+        _say(console, 4, f"evaluating {name}")
         for scale in experiment.scales:
             amount = experiment.amount(config.encoding.name, scale)
-            if amount.samples == 0:
+            if amount.is_nothing():
                 console.print(f"{name}, s = {scale}: left out, it would take hours here", highlight=False)
                 continue
             evaluate(experiment.problem, runs[name], [scale], amount=amount, data=experiment.data, console=console)
-    _say(console, 4, "report")
+    _say(console, 5, "report")
     shown = experiment.problem.shown
     return write_report([run.folder for run in runs.values()], out / "report", lambda name: shown)
+
+
+def rehearse(experiment: Experiment, configs: Mapping[str, RunConfig], accelerator: str = "auto") -> None:
+    """One step of training, one validation and one evaluation on the largest domain, for each run's configuration.
+
+    What cannot work on this machine fails here, in seconds, and not at the end of the first long training.
+    """
+    quiet = Console(quiet=True)
+    for name, config in configs.items():
+        short = config.changed({"training.steps": 1, "training.validation_items": 1})
+        scales = [scale for scale in experiment.scales if not experiment.amount(name, scale).is_nothing()]
+        with tempfile.TemporaryDirectory(prefix="farfield-rehearsal-") as folder:
+            run = Run(Path(folder) / name)
+            fit(experiment.problem, short, run, accelerator=accelerator, console=quiet)
+            amount = Amount(samples=1, rollouts=0, draws=1, cells=1)
+            evaluate(experiment.problem, run, scales[-1:], amount=amount, data=experiment.data, console=quiet)
 
 
 def reproduce_stability(models: Sequence[str], preset: str, out: Path, *, console: Console | None = None) -> Path:
@@ -154,7 +174,7 @@ def _check_same(problem: Problem, run: Run, config: RunConfig) -> None:
 
 
 def _say(console: Console, number: int, text: str) -> None:
-    console.print(f"[bold]{number}/4[/] {text}", highlight=False)
+    console.print(f"[bold]{number}/5[/] {text}", highlight=False)
 
 
 def _duration(minutes: float) -> str:

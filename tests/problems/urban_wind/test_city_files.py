@@ -13,6 +13,7 @@ from farfield.data import vtk as vtk_files
 from farfield.problems.urban_wind.buildings import write_stl
 from farfield.problems.urban_wind.city_files import predict_city
 from farfield.problems.urban_wind.prediction import UrbanPredictor
+from farfield.runs.run import Run
 
 WIND = {"roughness": 0.3, "wind_direction": 250.0}
 FIELDS = {"velocity": (3,), "pressure": (), "k": (), "epsilon": ()}
@@ -20,7 +21,7 @@ FIELDS = {"velocity": (3,), "pressure": (), "k": (), "epsilon": ()}
 
 @pytest.fixture(scope="module")
 def predictor(urban_run) -> UrbanPredictor:
-    return UrbanPredictor.load(urban_run, "cpu")
+    return UrbanPredictor.load(Run(urban_run), "cpu")
 
 
 @pytest.fixture(scope="module")

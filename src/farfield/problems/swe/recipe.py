@@ -38,6 +38,7 @@ def cpu(encoding: EncodingName, dataset: str, seed: int = 0) -> SteppingRun:
             "training.learning_rate": 2e-3,
             "training.final_learning_rate": 1e-5,
             "training.gradient_clip": 1.0,
+            "training.precision": "float32",
             "training.batch_size": 16,
             "training.steps": 10_000,
             "training.validation_items": 1000,

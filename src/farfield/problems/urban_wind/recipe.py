@@ -81,6 +81,7 @@ def cpu(encoding: EncodingName, dataset: str, seed: int = 0) -> UrbanRun:
             "training.learning_rate": 1e-3,
             "training.final_learning_rate": 1e-5,
             "training.gradient_clip": 1.0,
+            "training.precision": "float32",
             "training.steps": 3000,
             "training.validate_every": 500,
             "training.checkpoint_every": 100,

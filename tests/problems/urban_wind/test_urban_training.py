@@ -10,19 +10,19 @@ import time
 import numpy as np
 import pytest
 import torch
-from farfield.recipes import training_run
-from farfield.training.fit import fit, task_of
 from rich.console import Console
 from safetensors.torch import load_file
-from test_loop import assert_same_run, losses
+from small import assert_same_run, losses, training_run
 from urban_layout import TINY_AB_SWIFT, write_volume
 
 from farfield.models.ab_swift import FIELDS, METRES_PER_UNIT
+from farfield.problems import problem_named, problem_of
 from farfield.problems.urban_wind.files import FIELD_WIDTHS
+from farfield.problems.urban_wind.prediction import UrbanPredictor
 from farfield.problems.urban_wind.sampling import POSITION_BOUNDS, POSITION_WIDTH, UrbanNormalisation, UrbanSample
-from farfield.problems.urban_wind.training import load_urban, urban_loss
+from farfield.problems.urban_wind.training import urban_loss
 from farfield.runs.run import Run
-from farfield.training.loop import Interrupted
+from farfield.training.loop import Interrupted, fit
 
 
 @pytest.fixture
@@ -31,8 +31,12 @@ def urban(urban_data):
     return training_run("urban-wind", "quick", "laape", str(urban_data)).changed(TINY_AB_SWIFT)
 
 
+def task_of(config):
+    return problem_named(config.problem).task(config)
+
+
 def train(config, folder, **options) -> Run:
-    fit(config, Run(folder), console=Console(quiet=True), **options)
+    fit(problem_named(config.problem), config, Run(folder), console=Console(quiet=True), **options)
     return Run(folder)
 
 
@@ -94,8 +98,8 @@ def test_the_folder_holds_all_that_a_prediction_needs(urban, urban_data, tmp_pat
     task = task_of(urban)
     assert UrbanNormalisation.from_dict(described["normalisation"]) == task.training_data.normalisation
     assert described["items"] == {"train": 3, "validation": 1}
-    trained = load_urban(run.folder)
-    assert trained.config == urban == run.config()
+    trained = UrbanPredictor.load(run)
+    assert problem_of(run).config(run) == urban
     weights = load_file(run.best_path)
     assert all(torch.equal(value, weights[name]) for name, value in trained.model.state_dict().items())
     shutil.copytree(urban_data, tmp_path / "moved")
@@ -142,5 +146,5 @@ def test_bad_data_is_named(urban, small_data, tiny, urban_data, tmp_path):
         task_of(urban.changed({"dataset": str(tmp_path / "lacking")}))
     with pytest.raises(ValueError, match="unknown field 'wind'"):
         task_of(urban.changed({"model.fields": {"wind": 3}}))
-    with pytest.raises(ValueError, match="is a model of swe, one of urban-wind is needed"):
-        load_urban("swe-laape")
+    with pytest.raises(ValueError, match=r"swe-laape.config.yaml: .*sampling"):
+        UrbanPredictor.load(Run.find("swe-laape"))

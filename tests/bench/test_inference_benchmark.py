@@ -13,6 +13,7 @@ from farfield.problems.urban_wind.files import UrbanWindFiles
 from farfield.problems.urban_wind.generation import UrbanPreset, generate_urban_wind
 from farfield.problems.urban_wind.openfoam_case import SolverSettings
 from farfield.problems.urban_wind.prediction import UrbanPredictor
+from farfield.runs.run import Run
 
 pytestmark = pytest.mark.skipif(
     shutil.which("simpleFoam") is None, reason="OpenFOAM is not installed (Debian package openfoam)"
@@ -46,7 +47,7 @@ def test_times_errors_and_both_kinds_of_attention_are_measured(urban_run, data, 
 
 
 def test_the_error_is_the_papers(urban_run, data) -> None:
-    predictor = UrbanPredictor.load(urban_run, "cpu")
+    predictor = UrbanPredictor.load(Run(urban_run), "cpu")
     row = benchmark_inference(predictor, data, repeats=1, say=lambda text: None)["rows"][0]
     case = UrbanWindFiles(data).load("test", int(row["case"]))
     predicted = predictor.from_case(case, case.positions, np.random.default_rng([0, 0]))[:, :3]
@@ -58,7 +59,7 @@ def test_the_error_is_the_papers(urban_run, data) -> None:
 
 
 def test_openfoam_runs_again_where_asked_and_missing_records_are_said(urban_run, data, tmp_path) -> None:
-    predictor = UrbanPredictor.load(urban_run, "cpu")
+    predictor = UrbanPredictor.load(Run(urban_run), "cpu")
     measured = benchmark_inference(predictor, data, repeats=1, solve=True, say=lambda text: None)
     assert all(row["openfoam_source"] == "measured" and row["openfoam_seconds"] > 0 for row in measured["rows"])
     copy = shutil.copytree(data, tmp_path / "copy")

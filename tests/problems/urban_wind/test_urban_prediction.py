@@ -34,7 +34,7 @@ def close(a, b, tolerance=1e-3) -> bool:
 
 def test_what_is_loaded_says_what_it_is(predictor) -> None:
     assert repr(predictor) == "UrbanPredictor(laape: velocity, pressure, k, epsilon of the wind around buildings)"
-    assert predictor.case == "urban-wind"
+    assert predictor.problem == "urban-wind"
 
 
 def test_translating_the_city_changes_nothing(predictor, city, points) -> None:

@@ -32,7 +32,7 @@ def test_a_numpy_file_gives_what_the_predictor_gives(states, tmp_path):
 def test_an_hdf5_file_comes_back_with_its_states_replaced(states, reproduced, tmp_path):
     predictor, fields, points = states
     plan, *_ = reproduced
-    source = split_path(plan.data, plan.case, "s2")
+    source = split_path(plan.data, plan.problem.name, "s2")
     predict_file(predictor, source, tmp_path / "out.hdf5", 2)
     expected = predictor.rollout(fields, points, 2)
     with h5py.File(source) as before, h5py.File(tmp_path / "out.hdf5") as after:

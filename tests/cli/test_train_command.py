@@ -4,6 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farfield.cli import app
+from farfield.problems import problem_of
 from farfield.runs.run import Run
 
 
@@ -21,7 +22,7 @@ def test_a_run_is_begun_repeated_and_continued(tiny, tmp_path):
     data = ["--data", tiny.dataset, "--encoding", "laspe", "--seed", "5"]
     shown = farfield("train", "swe", "--preset", "quick", *data, "--out", str(out), *small, "--set", "training.steps=3")
     assert "step 3/3" in shown and "validation loss" in shown
-    config = Run(out).config()
+    config = problem_of(Run(out)).config(Run(out))
     assert (config.encoding.name, config.seed, config.model.width, config.training.steps) == ("laspe", 5, 24, 3)
     farfield("train", "--config", str(out / "config.yaml"), "--out", str(tmp_path / "again"))
     assert (tmp_path / "again/last.safetensors").read_bytes() == (out / "last.safetensors").read_bytes()
@@ -29,9 +30,9 @@ def test_a_run_is_begun_repeated_and_continued(tiny, tmp_path):
 
 
 def test_what_cannot_be_meant_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="give one of: a case"):
+    with pytest.raises(ValueError, match="give one of: a problem"):
         farfield("train")
-    with pytest.raises(ValueError, match="give one of: a case"):
+    with pytest.raises(ValueError, match="give one of: a problem"):
         farfield("train", "swe", "--resume", str(tmp_path))
     with pytest.raises(ValueError, match="--resume continues a run as it was begun"):
         farfield("train", "--resume", str(tmp_path), "--set", "seed=1")

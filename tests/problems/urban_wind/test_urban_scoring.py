@@ -2,18 +2,20 @@
 
 import json
 import shutil
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
-from farfield.evaluation.subject import Amount
 from rich.console import Console
 
-from farfield.evaluation.evaluate import evaluate
+from farfield.api import evaluate
+from farfield.evaluation.evaluate import Amount
 from farfield.evaluation.rows import read_rows
 from farfield.problems.urban_wind.files import UrbanWindFiles
+from farfield.problems.urban_wind.prediction import UrbanPredictor
 from farfield.problems.urban_wind.sampling import PointCounts, UrbanSample, UrbanWindDataset
-from farfield.problems.urban_wind.training import load_urban
+from farfield.runs.run import Run
 
 QUIET = Console(quiet=True)
 
@@ -27,9 +29,10 @@ def evaluated_run(urban_reproduced, tmp_path):
 def test_errors_are_means_over_neutral_cities_and_draws_of_all_cells_of_a_region(urban_reproduced):
     plan, out, _ = urban_reproduced
     rows = {(r.scale, r.field, r.metric): r for r in read_rows(out / "laape-seed0" / "evaluation.csv")}
-    config, model, normalisation = load_urban(out / "laape-seed0")
+    predictor = UrbanPredictor.load(Run(out / "laape-seed0"))
+    model, normalisation = predictor.model, predictor.normalisation
     files = UrbanWindFiles(plan.data)
-    points = {**config.points.model_dump(), "queries": None}
+    points = {**asdict(predictor.counts), "queries": None}
     for scale, split, numbers in (("1", "test", (4, 6)), ("2", "ls", (0,))):
         errors = {}
         for number in numbers:
@@ -58,7 +61,7 @@ def test_every_number_has_one_row_and_the_time_is_there(urban_reproduced):
     rows = read_rows(out / "rope-seed0" / "evaluation.csv")
     assert len({row[:7] for row in rows}) == len(rows)
     assert len(rows) == 3 * (4 * 2 * 2 + 1)  # scales x (fields x regions x norms, and the time)
-    assert {(row.case, row.encoding) for row in rows} == {("urban-wind", "rope")}
+    assert {(row.problem, row.encoding) for row in rows} == {("urban-wind", "rope")}
     assert [row.samples for row in rows if row.metric == "seconds"] == [4, 2, 2]
     assert "rope, s = 5: velocity (buildings) " in said
 

@@ -4,13 +4,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from farfield.datasets import StepPairs
 
 import farfield as ff
 from farfield.data.domain import NORMALISED_WIDTH
+from farfield.data.samples import StepPairs
 from farfield.data.the_well import open_split
-from farfield.models import shipped_models
-from farfield.problems.generation import SplitConfig, configure, solve_split
+from farfield.problems import problem_named
+from farfield.problems.generation import SplitConfig
+from farfield.runs.run import shipped_models
 
 STEPPING = [name for name in shipped_models() if not name.startswith("urban-wind")]  # the wind is steady
 
@@ -126,7 +127,7 @@ def test_a_device_that_is_not_there_is_named(reproduced):
 def test_models_that_are_none_are_named(run_copy, tmp_path):
     with pytest.raises(ValueError, match=r"no model 'swe-nothing': expected a run's folder or a shipped model \("):
         ff.load("swe-nothing")
-    with pytest.raises(ValueError, match=r"is not a trained model: it has no config.yaml"):
+    with pytest.raises(ValueError, match=r"is not a run: it has no config.yaml"):
         ff.load(tmp_path)
     config = (run_copy / "config.yaml").read_text()
     (run_copy / "config.yaml").write_text(config.replace("width: 24", "width: 48"))
@@ -161,14 +162,16 @@ def test_shipped_models_step_on_a_domain_larger_than_they_were_trained_on(name):
     assert all(np.isfinite(values).all() for values in predictor.step(fields, points).values())
 
 
-def real_state(case):
+def real_state(problem):
     """The state half-way through a simulation, as the solver leaves it, on the training domain or three times it."""
-    config = configure(case, "cpu", 0)
-    split = SplitConfig(simulations=1, scale=(3.0,) if case == "swe" else (1.0, 1.0))
+    generation = problem_named(problem).generation
+    config = generation.configure("cpu")
+    split = SplitConfig(simulations=1, scale=(3.0,) if len(config.cells) == 1 else (1.0, 1.0))
     config = config.replace(splits={"train": split})
-    state = solve_split(config, "train", 0, 1)[0, config.states // 2]
-    names = config.spec().fields
-    return {name: values.ravel() for name, values in zip(names, state, strict=True)}, config.domain(split).points()
+    state = generation.solve_split(config, "train", 0, 1)[0, config.states // 2]
+    return {name: values.ravel() for name, values in zip(generation.fields, state, strict=True)}, config.domain(
+        split
+    ).points()
 
 
 @torch.no_grad()
