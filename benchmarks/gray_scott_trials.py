@@ -29,6 +29,7 @@ from farfield.data.standardise import read_statistics
 from farfield.data.the_well import Split, open_split
 from farfield.models.tokens import PatchTokens
 from farfield.models.transformer_operator import TransformerOperator
+from farfield.training.muon import Muon
 
 SETTINGS: dict[str, Any] = {
     "name": "base",
@@ -43,6 +44,7 @@ SETTINGS: dict[str, Any] = {
     "lengths": [3.0, 4.0, 5.0, 5.0],
     "wavelengths": [8.0, 64.0],
     "levels": [],
+    "mixing": False,
     "features": 24,
     "tolerance": 1e-3,
     "optimiser": "adamw",
@@ -103,39 +105,12 @@ def build(c: dict[str, Any]) -> nn.Module:
         "laspe": lambda: LASPE(lengths, rotary=rotary),
         "laape": lambda: LAAPE(lengths, rotary=rotary),
     }[c["encoding"]]()
-    tokens = PatchTokens(c["patch"], 1.0, None if c["overlap"] < 0 else c["overlap"], False, tuple(c["levels"]))
+    overlap = None if c["overlap"] < 0 else c["overlap"]
+    tokens = PatchTokens(c["patch"], 1.0, overlap, False, tuple(c["levels"]), c["mixing"])
     return TransformerOperator(
         4, 2, 2, encoding=encoding, width=c["width"], depth=c["depth"], heads=c["heads"], tokens=tokens,
         tolerance=c["tolerance"],
     )  # fmt: skip
-
-
-class Muon(torch.optim.Optimizer):
-    """Momentum whose update of a matrix is made orthogonal by Newton-Schulz iterations, in float32."""
-
-    def __init__(self, params: list[nn.Parameter], lr: float, weight_decay: float, momentum: float = 0.95):
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                moving = self.state[p].setdefault("momentum", torch.zeros_like(p))
-                moving.lerp_(p.grad, 1 - group["momentum"])
-                update = orthogonal(p.grad.lerp(moving, group["momentum"]).flatten(1))
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update.view_as(p), alpha=-group["lr"] * 0.2 * math.sqrt(max(update.shape)))
-
-
-def orthogonal(m: Tensor, steps: int = 5) -> Tensor:
-    wide = m.T if m.shape[0] > m.shape[1] else m
-    x = wide / (wide.norm() + 1e-7)
-    for _ in range(steps):
-        gram = x @ x.T
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x.T if m.shape[0] > m.shape[1] else x
 
 
 def optimisers(net: nn.Module, c: dict[str, Any]) -> list[torch.optim.Optimizer]:
@@ -143,8 +118,8 @@ def optimisers(net: nn.Module, c: dict[str, Any]) -> list[torch.optim.Optimizer]
     rest = [p for p in net.parameters() if p.ndim < 2]
     found: list[torch.optim.Optimizer] = []
     if c["optimiser"] == "muon":
-        inner = [p for p in matrices if min(p.flatten(1).shape) >= 16 and (p.ndim == 2 or c["net"] == "unet")]
-        found.append(Muon(inner, c["rate"], c["decay"]))
+        inner = [p for p in matrices if min(p.shape[:2]) >= 16]
+        found.append(Muon(inner, c["rate"], c["decay"], dtype=torch.bfloat16 if c["bfloat16"] else torch.float32))
         taken = {id(p) for p in inner}
         matrices = [p for p in matrices if id(p) not in taken]
     groups = [{"params": matrices, "weight_decay": c["decay"]}, {"params": rest, "weight_decay": 0.0}]

@@ -32,9 +32,8 @@ def points(cells, spacing=1.0):
 )  # fmt: skip
 def test_shifting_by_whole_patches_shifts_the_result(space_dim, patch, levels, data):
     """On periodic axes, where a shift loses nothing."""
-    if len(levels) == 2 and patch % 2:
-        levels = levels[:1]
-    model = operator(space_dim, patch, periodic=True, levels=levels, encoding=ff.LAAPE(1.0, rotary=None))
+    levels = levels[: {1: 0, 2: 1, 3: 1, 4: 2}[patch]]
+    model = operator(space_dim, patch, periodic=True, levels=levels, mixing=True, encoding=ff.LAAPE(1.0, rotary=None))
     tokens = [data.draw(st.integers(6, 12 if space_dim < 3 else 7)) for _ in range(space_dim)]
     x = torch.randn(1, 3, *(patch * n for n in tokens))
     shift = [patch * data.draw(st.integers(-3, 3)) for _ in range(space_dim)]
@@ -47,7 +46,7 @@ def test_shifting_by_whole_patches_shifts_the_result(space_dim, patch, levels, d
 @pytest.mark.parametrize("cells", [(96, 64), (97, 66)])
 def test_enlarging_the_domain_leaves_the_interior_unchanged(levels, cells):
     """Also with a patch that does not divide the domain."""
-    model = operator(levels=levels)
+    model = operator(levels=levels, mixing=bool(levels))
     x = torch.randn(1, 3, 160, cells[1])
     small, large = model.on_grid(x[:, :, : cells[0]]), model.on_grid(x)
     # two layers see twice the reach of three tokens beyond their block, the patches one more: 40 cells are enough
@@ -84,7 +83,7 @@ def test_a_constant_field_stays_constant_through_the_patches(size, patch):
         return
     torch.manual_seed(size)
     tokens = Patches(2, 1, 8, patch, 1)
-    torch.nn.init.normal_(tokens.scatters[0].weight)
+    torch.nn.init.normal_(tokens.scatter.weight)
     x, kept = tokens.embed(torch.ones(1, 2, size))
     assert torch.allclose(x, x[:, :1].expand_as(x), atol=1e-5)
     out = tokens.project(x, kept, (size,))
@@ -95,7 +94,7 @@ def test_every_parameter_learns():
     torch.manual_seed(0)
     model = ff.TransformerOperator(
         3, 2, 2, encoding=ff.LAAPE(2.0, rotary=ff.RoPE(40.0, 8.0)), width=16, depth=1, heads=2,
-        tokens=PatchTokens(4, 1.0, levels=(4, 6)),
+        tokens=PatchTokens(4, 1.0, levels=(4, 6), mixing=True),
     )  # fmt: skip
     for parameter in model.parameters():
         if not parameter.any():
@@ -128,7 +127,7 @@ def test_bad_sizes_are_named():
         operator().on_grid(torch.randn(1, 3, 16, 7))
     with pytest.raises(ValueError, match="periodic axis 1 has 18 cells, no multiple of the patch of 4"):
         operator(periodic=(True, False)).on_grid(torch.randn(1, 3, 18, 16))
-    with pytest.raises(ValueError, match="patch must be a multiple of 2 for 2 levels, got 3"):
+    with pytest.raises(ValueError, match="patch must be a multiple of 2 and at least 4 for 2 levels, got 3"):
         operator(patch=3, levels=(4, 4))
     with pytest.raises(ValueError, match="overlap must be 0 to 4 cells"):
         operator(overlap=5)

@@ -142,8 +142,10 @@ class PatchConfig(Strict):
     """Cells per token along each axis."""
     overlap: int | None = Field(None, ge=0)
     """Cells by which a patch reaches into its neighbours; null for half a patch."""
-    levels: list[int] = []
+    levels: tuple[int, ...] = ()
     """Features of the U-Net's levels between cells and tokens, the finest first."""
+    mixing: bool = False
+    """Let the blocks' point-wise networks see the neighbouring tokens, by a convolution of each channel."""
 
 
 class ModelConfig(SizeConfig):
@@ -166,8 +168,10 @@ class ModelConfig(SizeConfig):
         built = encoding.build(self.heads, self.width // self.heads)
         tokens = None
         if self.tokens is not None:
-            levels = tuple(self.tokens.levels)
-            tokens = PatchTokens(self.tokens.patch, tuple(spacing), self.tokens.overlap, periodic, levels)
+            patches = self.tokens
+            tokens = PatchTokens(
+                patches.patch, tuple(spacing), patches.overlap, periodic, patches.levels, patches.mixing
+            )
         size = self.model_dump(exclude={"tokens"})
         return TransformerOperator(in_features, out_features, len(spacing), encoding=built, tokens=tokens, **size)
 

@@ -10,12 +10,14 @@ domain's size. Beyond a wall the outermost cell is repeated (and the outermost t
 wraps around. Where p does not divide the domain, the last patch is filled up the same way and the surplus cut off. A
 periodic axis cannot be filled up: there p must divide.
 
-With ``levels`` the outer levels of a U-Net lie between cells and tokens: features at full resolution, at half of it,
-and so on, each with a residual pair of convolutions on the way in and on the way out, joined by addition.
+With ``levels`` the outer levels of a U-Net lie between cells and tokens: two convolutions at full resolution, two at
+half of it, and so on; on the way back each level is joined with what it was on the way in. Convolutions on cells
+commute with shifts by single cells, so that what happens within a patch is learned once and not for every place in it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,6 +77,15 @@ class PatchTokens:
     overlap: int | None = None
     periodic: bool | tuple[bool, ...] = False
     levels: tuple[int, ...] = ()
+    mixing: bool = False
+    """Whether the point-wise networks of the blocks also see the neighbouring tokens."""
+
+    def periodic_axes(self, space_dim: int) -> tuple[bool, ...]:
+        """One answer per axis."""
+        axes = (self.periodic,) * space_dim if isinstance(self.periodic, bool) else tuple(self.periodic)
+        if len(axes) != space_dim:
+            raise ValueError(f"periodic must be one answer or one per axis ({space_dim}), got {self.periodic}")
+        return axes
 
     def cell_spacing(self, space_dim: int) -> tuple[float, ...]:
         """One number per axis."""
@@ -85,11 +96,16 @@ class PatchTokens:
 
 
 _CONVOLUTION = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 def padded(x: Tensor, low: Sequence[int], high: Sequence[int], periodic: Sequence[bool]) -> Tensor:
     """x (B, C, n_1, ..., n_P) continued beyond its ends: around them where periodic, else by its outermost cells."""
+    if not any(periodic):  # the common case has a kernel of its own
+        sides = [side for pair in zip(reversed(low), reversed(high), strict=True) for side in pair]
+        with torch.autocast(x.device.type, enabled=False):  # it would widen half precision for nothing
+            return F.pad(x, sides, mode="replicate") if any(sides) else x
     for axis, (before, after, wraps) in enumerate(zip(low, high, periodic, strict=True)):
         if before or after:
             size = x.shape[axis + 2]
@@ -146,33 +162,50 @@ class Scatter(_Resample):
             nn.init.zeros_(self.weight)
 
     def forward(self, x: Tensor, cells: Sequence[int]) -> Tensor:
-        one = (1,) * self.space_dim  # as far as a patch reaches beyond its own cells
-        x = padded(x, one, one, self.periodic)
+        rim = min(self.overlap, 1)  # in tokens: as far as a patch reaches beyond its own cells
+        x = padded(x, (rim,) * self.space_dim, (rim,) * self.space_dim, self.periodic)
         y = _TRANSPOSED[self.space_dim](x, self.weight, self.bias, stride=self.patch)
-        start = self.patch + self.overlap
+        start = rim * self.patch + self.overlap
         for axis, size in enumerate(cells):
             y = y.narrow(axis + 2, start, size)
         return y
 
 
-class ConvolutionBlock(nn.Module):
-    """x + conv(gelu(conv(norm(x)))), 3 cells wide, the norm over the channels of each cell: it stays local."""
+class Convolutions(nn.Module):
+    """Twice gelu(norm(conv(x))), 3 cells wide; the norm is over the channels of each cell, so that it stays local."""
+
+    def __init__(self, in_features: int, features: int, space_dim: int, periodic: tuple[bool, ...]):
+        super().__init__()
+        self.periodic, self.space_dim = periodic, space_dim
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.empty(features, size, *(3,) * space_dim)) for size in (in_features, features)
+        )
+        for weight in self.weights:
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+        self.norms = nn.ModuleList(nn.LayerNorm(features) for _ in self.weights)  # its bias serves the convolution too
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, n...) -> (B, features, n...)"""
+        one = (1,) * self.space_dim
+        for weight, norm in zip(self.weights, self.norms, strict=True):
+            x = _CONVOLUTION[self.space_dim](padded(x, one, one, self.periodic), weight)
+            x = F.gelu(norm(x.movedim(1, -1))).movedim(-1, 1)
+        return x
+
+
+class NeighbourMixer(nn.Module):
+    """Each channel of a grid of tokens convolved over its 3^P neighbours; zero at first."""
 
     def __init__(self, features: int, space_dim: int, periodic: tuple[bool, ...]):
         super().__init__()
         self.periodic, self.space_dim = periodic, space_dim
-        self.norm = nn.LayerNorm(features)
-        shape = (features, features, *(3,) * space_dim)
-        self.first, self.second = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
-        nn.init.kaiming_uniform_(self.first, a=math.sqrt(5))
-        nn.init.zeros_(self.second)
-        self.first_bias, self.second_bias = nn.Parameter(torch.zeros(features)), nn.Parameter(torch.zeros(features))
+        self.weight = nn.Parameter(torch.zeros(features, 1, *(3,) * space_dim))
 
-    def forward(self, x: Tensor) -> Tensor:
-        one, convolve = (1,) * self.space_dim, _CONVOLUTION[self.space_dim]
-        y = self.norm(x.movedim(1, -1)).movedim(-1, 1)
-        y = F.gelu(convolve(padded(y, one, one, self.periodic), self.first, self.first_bias))
-        return x + convolve(padded(y, one, one, self.periodic), self.second, self.second_bias)
+    def forward(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        """Tokens (B, N, W) of a grid -> (B, N, W)."""
+        one = (1,) * self.space_dim
+        y = padded(x.transpose(1, 2).unflatten(2, tuple(grid)), one, one, self.periodic)
+        return _CONVOLUTION[self.space_dim](y, self.weight, groups=len(self.weight)).flatten(2).transpose(1, 2)
 
 
 class Patches(nn.Module):
@@ -209,30 +242,35 @@ class Patches(nn.Module):
         self.periodic = (periodic,) * space_dim if isinstance(periodic, bool) else tuple(periodic)
         if len(self.periodic) != space_dim:
             raise ValueError(f"periodic must be one answer or one per axis ({space_dim}), got {tuple(self.periodic)}")
-        inner = max(len(levels) - 1, 0)
-        if patch % 2**inner:
-            raise ValueError(f"patch must be a multiple of {2**inner} for {len(levels)} levels, got {patch}")
-        last = patch // 2**inner  # from the coarsest level to the tokens
+        coarsening = 2 ** max(len(levels) - 1, 0)  # of the coarsest level
+        if patch % coarsening or (levels and patch < 2 * coarsening):
+            raise ValueError(
+                f"patch must be a multiple of {coarsening} and at least {2 * coarsening} for {len(levels)} levels, "
+                f"got {patch}"
+            )
+        last = patch // coarsening  # from the coarsest level to the tokens
         self.overlap = last // 2 if overlap is None else overlap
         if not 0 <= self.overlap <= last:
             raise ValueError(f"overlap must be 0 to {last} cells for patches of {last}, got {overlap}")
-        features = [in_features, *levels, width]
-        factors = [1, *(2,) * inner, last][: len(levels) + 1] if levels else [last]
-        overlaps = [1, *(1,) * inner, self.overlap] if levels else [self.overlap]
-        where = [(space_dim, f, o, self.periodic) for f, o in zip(factors, overlaps, strict=True)]
-        self.gathers = nn.ModuleList(Gather(a, b, *w) for a, b, w in zip(features, features[1:], where, strict=False))
-        outward = [out_features, *levels, width]
-        self.scatters = nn.ModuleList(
-            Scatter(b, a, *w, zero=i == 0) for i, (a, b, w) in enumerate(zip(outward, outward[1:], where, strict=False))
+        self.coarsening = coarsening
+        where = (space_dim, last, self.overlap, self.periodic)
+        finest, coarsest = (levels[0], levels[-1]) if levels else (0, 0)
+        self.inward = nn.ModuleList(
+            Convolutions(a, b, space_dim, self.periodic) for a, b in itertools.pairwise([in_features, *levels])
         )
-        self.inward = nn.ModuleList(ConvolutionBlock(f, space_dim, self.periodic) for f in levels)
-        self.outward = nn.ModuleList(ConvolutionBlock(f, space_dim, self.periodic) for f in levels)
+        self.gather = Gather(coarsest or in_features, width, *where)
+        self.scatter = Scatter(width, coarsest or out_features, *where, zero=not levels)
+        self.outward = nn.ModuleList(Convolutions(2 * f, f, space_dim, self.periodic) for f in levels)
+        self.refine = nn.ModuleList(
+            Scatter(b, a, space_dim, 2, 0, self.periodic) for a, b in itertools.pairwise(levels)
+        )
+        self.out = Scatter(finest, out_features, space_dim, 1, 0, self.periodic, zero=True) if levels else None
 
     def tokens(self, cells: Sequence[int]) -> tuple[int, ...]:
         """Tokens per axis of a domain of so many cells; refuses domains that cannot be cut into patches."""
         if len(cells) != self.space_dim:
             raise ValueError(f"expected a grid of {self.space_dim} axes, got {tuple(cells)} cells")
-        kernel = self.patch + 2 * self.overlap
+        kernel = self.patch + 2 * self.overlap * self.coarsening
         for axis, (size, wraps) in enumerate(zip(cells, self.periodic, strict=True)):
             if size < kernel:
                 raise ValueError(
@@ -249,18 +287,24 @@ class Patches(nn.Module):
     def embed(self, fields: Tensor) -> tuple[Tensor, list[Tensor]]:
         """(B, C, n...) -> tokens (B, N, W), and what each level keeps for the way back."""
         self.tokens(fields.shape[2:])
-        kept = []
-        x = exactly(self.gathers[0], fields)
-        for block, gather in zip(self.inward, self.gathers[1:], strict=True):
-            kept.append(block(x))
-            x = gather(kept[-1])
-        return x.flatten(2).transpose(1, 2), kept
+        none = (0,) * self.space_dim
+        x = padded(fields, none, [-size % self.patch for size in fields.shape[2:]], self.periodic)
+        if not self.inward:
+            return exactly(self.gather, x).flatten(2).transpose(1, 2), []
+        if self.space_dim == 2:  # the layout that convolutions and the norm over channels like best
+            x = x.contiguous(memory_format=torch.channels_last)
+        kept: list[Tensor] = []
+        for block in self.inward:
+            kept.append(block(_POOL[self.space_dim](kept[-1], 2)) if kept else exactly(block, x))
+        return self.gather(kept[-1]).flatten(2).transpose(1, 2), kept
 
     def project(self, tokens: Tensor, kept: list[Tensor], cells: Sequence[int]) -> Tensor:
         """Tokens (B, N, W), with what :meth:`embed` kept -> fields (B, C, n...)."""
-        x = tokens.transpose(1, 2).unflatten(2, self.tokens(cells))
-        for scatter, block, skip in zip(
-            reversed(self.scatters[1:]), reversed(self.outward), reversed(kept), strict=True
-        ):
-            x = block(scatter(x, skip.shape[2:]) + skip)
-        return exactly(self.scatters[0], x, cells)
+        grid = self.tokens(cells)
+        x = tokens.transpose(1, 2).unflatten(2, grid)
+        if self.out is None:
+            return exactly(self.scatter, x, cells)
+        for level in reversed(range(len(kept))):
+            up = self.scatter if level == len(kept) - 1 else self.refine[level]
+            x = self.outward[level](torch.cat([up(x, kept[level].shape[2:]), kept[level]], dim=1))
+        return exactly(self.out, x, cells)

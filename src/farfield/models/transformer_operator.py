@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import Encoding, local_attention
 from farfield.attention.grid import GridPlan, grid_attention, grid_plan, reach_of
-from farfield.models.tokens import Patches, PatchTokens, exactly, grid_of
+from farfield.models.tokens import NeighbourMixer, Patches, PatchTokens, exactly, grid_of
 
 # Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
 _CHUNK = 16_384
@@ -83,19 +83,27 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer block."""
 
-    def __init__(self, width: int, heads: int, encoding: Encoding, expansion: int = 4):
+    def __init__(self, width: int, heads: int, encoding: Encoding, expansion: int = 4, mixer: nn.Module | None = None):
         super().__init__()
+        self.mixer = mixer
         self.norm_attention = nn.LayerNorm(width)
         self.attention = Attention(width, heads, encoding)
         self.norm_mlp = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
 
-    def forward(self, x: Tensor, positions: Tensor | GridPlan, **options: Any) -> Tensor:
-        """Points (B, N, W) that attend to one another."""
+    def forward(
+        self, x: Tensor, positions: Tensor | GridPlan, grid: tuple[int, ...] | None = None, **options: Any
+    ) -> Tensor:
+        """Points (B, N, W) that attend to one another; a mixer is told the shape of their grid."""
         normed = pointwise(self.norm_attention, x)
         q, (k, v) = self.attention.queries(normed), self.attention.keys_values(normed)
         del normed  # a gigabyte and a half for two million points
-        return self._add(x, self.attention.read(q, k, v, positions, **options))
+        attended = self.attention.read(q, k, v, positions, **options)
+        if self.mixer is None:
+            return self._add(x, attended)
+        x = x + attended
+        hidden = self.mlp[0](self.norm_mlp(x))
+        return x + self.mlp[2](self.mlp[1](hidden + self.mixer(hidden, grid)))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What points (B, N, W) offer to readers: twice (B, H, N, W / H)."""
@@ -160,11 +168,8 @@ class TransformerOperator(nn.Module):
         self.in_features, self.space_dim = in_features, space_dim
         self.checkpointing, self.backend, self.tolerance = checkpointing, backend, tolerance
         self.tokens = tokens
-        self.blocks = nn.ModuleList(Block(width, heads, copy.deepcopy(encoding), expansion) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
         if tokens is None:
             self.embed = nn.Linear(in_features, width)
-            self.project = nn.Linear(width, out_features)
         else:
             self.patches = Patches(
                 in_features,
@@ -173,11 +178,23 @@ class TransformerOperator(nn.Module):
                 tokens.patch,
                 space_dim,
                 overlap=tokens.overlap,
-                periodic=tokens.periodic,
+                periodic=tokens.periodic_axes(space_dim),
                 levels=tokens.levels,
             )
             self.cell_spacing = tokens.cell_spacing(space_dim)
             self.token_spacing = tuple(tokens.patch * s for s in self.cell_spacing)
+
+        def mixer() -> nn.Module | None:
+            if tokens is None or not tokens.mixing:
+                return None
+            return NeighbourMixer(expansion * width, space_dim, tokens.periodic_axes(space_dim))
+
+        self.blocks = nn.ModuleList(
+            Block(width, heads, copy.deepcopy(encoding), expansion, mixer()) for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width)
+        if tokens is None:
+            self.project = nn.Linear(width, out_features)
 
     @property
     def encoding(self) -> Encoding:
@@ -190,7 +207,8 @@ class TransformerOperator(nn.Module):
         """Fields (B, in, n_1, ..., n_P) on the cells of a whole grid -> (B, out, n_1, ..., n_P)."""
         cells = tuple(fields.shape[2:])
         x, kept = self.patches.embed(fields)
-        x = self._through_blocks(x, self._places(self.patches.tokens(cells), x))
+        grid = self.patches.tokens(cells)
+        x = self._through_blocks(x, self._places(grid, x), grid)
         return self.patches.project(pointwise(self.norm, x), kept, cells)
 
     def _on_points(self, features: Tensor, positions: Tensor) -> Tensor:
@@ -242,11 +260,11 @@ class TransformerOperator(nn.Module):
         x = self._through_blocks(x, positions)
         return pointwise(lambda part: exactly(self.project, self.norm(part)), x)
 
-    def _through_blocks(self, x: Tensor, positions: Tensor | GridPlan) -> Tensor:
+    def _through_blocks(self, x: Tensor, positions: Tensor | GridPlan, grid: tuple[int, ...] | None = None) -> Tensor:
         options: dict[str, Any] = {"backend": self.backend, "tolerance": self.tolerance}
         for block in self.blocks:
             if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, positions, use_reentrant=False, **options)
+                x = checkpoint(block, x, positions, grid, use_reentrant=False, **options)
             else:
-                x = block(x, positions, **options)
+                x = block(x, positions, grid, **options)
         return x

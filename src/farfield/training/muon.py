@@ -1,11 +1,12 @@
-"""Muon: momentum whose update of a matrix is made orthogonal (Jordan et al. 2024), in the weights' own precision.
+"""Muon: momentum whose update of a matrix is made orthogonal (Jordan et al. 2024), in float32 or as told.
 
     M <- momentum M + (1 - momentum) G,      U = orthogonal(G + momentum (M - G)),
     W <- W - rate (0.2 sqrt(max(rows, columns)) U + decay W)
 
 ``orthogonal`` replaces the singular values by about 1, with five Newton-Schulz iterations; the factor gives the update
-the size of AdamW's, so that one rate serves both. torch's own Muon iterates in bfloat16, which most CPUs only
-emulate: there it costs more than the rest of the step.
+the size of AdamW's, so that one rate serves both. A convolution's weights are a matrix too: outputs by all the rest.
+torch's own Muon takes no convolutions and iterates in bfloat16, which most CPUs only emulate: there it costs more
+than the rest of the step.
 """
 
 from __future__ import annotations
@@ -37,11 +38,19 @@ def orthogonal(matrix: Tensor, iterations: int = 5) -> Tensor:
 class Muon(Optimizer):
     """For matrices only; see the module."""
 
-    def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0, momentum: float = 0.95):
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float,
+        weight_decay: float = 0.0,
+        momentum: float = 0.95,
+        dtype: torch.dtype = torch.float32,
+    ):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self.dtype = dtype  # of the iterations
         for group in self.param_groups:
-            if any(p.ndim != 2 for p in group["params"]):
-                raise ValueError("Muon is for matrices: give it parameters of two axes")
+            if any(p.ndim < 2 for p in group["params"]):
+                raise ValueError("Muon is for matrices: give it parameters of two axes or more")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -54,6 +63,6 @@ class Muon(Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(p)
                 moving = state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-                update = orthogonal(p.grad.lerp(moving, group["momentum"]))
+                update = orthogonal(p.grad.lerp(moving, group["momentum"]).flatten(1).to(self.dtype))
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update, alpha=-0.2 * group["lr"] * math.sqrt(max(p.shape)))
+                p.add_(update.view_as(p).to(p.dtype), alpha=-0.2 * group["lr"] * math.sqrt(max(update.shape)))
