@@ -172,7 +172,10 @@ class Scatter(_Resample):
 
 
 class Convolutions(nn.Module):
-    """Twice gelu(norm(conv(x))), 3 cells wide; the norm is over the channels of each cell, so that it stays local."""
+    """Twice gelu(conv(x)), 3 cells wide, as in a U-Net but without a norm.
+
+    A norm over the domain would not be local, and one over the channels of each cell forgets how large the fields are.
+    """
 
     def __init__(self, in_features: int, features: int, space_dim: int, periodic: tuple[bool, ...]):
         super().__init__()
@@ -181,15 +184,14 @@ class Convolutions(nn.Module):
             nn.Parameter(torch.empty(features, size, *(3,) * space_dim)) for size in (in_features, features)
         )
         for weight in self.weights:
-            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
-        self.norms = nn.ModuleList(nn.LayerNorm(features) for _ in self.weights)  # its bias serves the convolution too
+            nn.init.kaiming_normal_(weight, nonlinearity="relu")
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(features)) for _ in self.weights)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, n...) -> (B, features, n...)"""
         one = (1,) * self.space_dim
-        for weight, norm in zip(self.weights, self.norms, strict=True):
-            x = _CONVOLUTION[self.space_dim](padded(x, one, one, self.periodic), weight)
-            x = F.gelu(norm(x.movedim(1, -1))).movedim(-1, 1)
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            x = F.gelu(_CONVOLUTION[self.space_dim](padded(x, one, one, self.periodic), weight, bias))
         return x
 
 

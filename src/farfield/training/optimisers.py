@@ -16,9 +16,10 @@ from farfield.training.muon import Muon
 _THINNEST = 16
 
 
-def build_optimisers(model: nn.Module, config: TrainingConfig) -> list[Optimizer]:
-    """One optimiser, or two for Muon: the blocks' matrices, and AdamW for all else.
+def build_optimisers(model: nn.Module, config: TrainingConfig, dtype: torch.dtype = torch.float32) -> list[Optimizer]:
+    """One optimiser, or two for Muon: matrices and convolutions between hidden features, and AdamW for all else.
 
+    ``dtype`` is what the hardware multiplies fast; Muon iterates in it, if that is not float16, which has no range.
     Weight decay acts on matrices only: biases and norms have nothing to shrink towards.
     """
     weights = [p for p in model.parameters() if p.requires_grad]
@@ -26,10 +27,12 @@ def build_optimisers(model: nn.Module, config: TrainingConfig) -> list[Optimizer
     others = [p for p in weights if p.ndim < 2]
     rate, decay = config.learning_rate, config.weight_decay
     if config.optimiser == "muon":
-        hidden = [p for p in matrices if p.ndim == 2 and min(p.shape) >= _THINNEST]
+        hidden = [p for p in matrices if min(p.shape[:2]) >= _THINNEST]
         kept = {id(p) for p in hidden}
         matrices = [p for p in matrices if id(p) not in kept]
-        return [Muon(hidden, lr=rate, weight_decay=decay), AdamW(_groups(matrices, others, decay), lr=rate)]
+        iterated = torch.float32 if dtype == torch.float16 else dtype
+        muon = Muon(hidden, lr=rate, weight_decay=decay, dtype=iterated)
+        return [muon, AdamW(_groups(matrices, others, decay), lr=rate, betas=(0.9, 0.98))]
     if config.optimiser == "adamw":
         return [AdamW(_groups(matrices, others, decay), lr=rate)]
     return [Lion(_groups(matrices, others, decay), lr=rate)]

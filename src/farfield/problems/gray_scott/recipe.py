@@ -26,17 +26,21 @@ def paper(encoding: EncodingName, dataset: str, seed: int = 0) -> SteppingRun:
 def cpu(encoding: EncodingName, dataset: str, seed: int = 0) -> SteppingRun:
     """Gray-Scott on a CPU, three hours of one core a run; results/ablations/ has what was tried.
 
-    Tokens are patches of 4 x 4 cells, so that whole domains are items, and attention is as short as a layer needs
-    (3 to 5 cells, one length per head): six layers reach further than the pattern does in one saved step. Rotary
-    wavelengths begin at two tokens: shorter ones are noise. The loss is the error of the tables, in which a nearly
-    steady state counts as much as a violent one; every item is shown as one of the square's eight mirror images.
+    Tokens are patches of 8 x 8 cells inside the outer levels of a U-Net, so that whole domains are items and what
+    happens within a patch is learned by convolutions; attention is as short as a layer needs (6 to 10 cells, one
+    length per head). Rotary wavelengths begin at two tokens: shorter ones are noise. The loss is the error of the
+    tables, in which a nearly steady state counts as much as a violent one; every item is shown as one of the square's
+    eight mirror images.
     """
     return paper(encoding, dataset, seed).changed(
         {
             **_lengths(encoding, 128),
             "model.width": 128,
             "model.heads": 4,
-            "model.tokens.patch": 4,
+            "model.depth": 3,
+            "model.tokens.patch": 8,
+            "model.tokens.levels": [24, 48, 96],
+            "model.tokens.mixing": True,
             "model.tolerance": 1e-3,
             "sampling.symmetries": True,
             "training.loss": "l1",
@@ -70,12 +74,12 @@ def quick(encoding: EncodingName, dataset: str, seed: int = 0) -> SteppingRun:
 def _lengths(encoding: EncodingName, cells: int) -> dict[str, Any]:
     """Decay lengths and wavelengths, in cells of a training domain with so many of them along each axis."""
     cell = 1000 / cells
-    lengths = [[length * cell] * 2 for length in (3.0, 4.0, 5.0, 5.0)]
-    one = None if encoding == "rope" else 4 * cell
+    lengths = [[length * cell] * 2 for length in (6.0, 8.0, 10.0, 10.0)]
+    one = None if encoding == "rope" else 8 * cell
     return {
         "encoding.decay_length": lengths if encoding in ("laspe", "laape") else one,
-        "encoding.rotary.min_wavelength": 8 * cell,
-        "encoding.rotary.max_wavelength": 64 * cell,
+        "encoding.rotary.min_wavelength": 16 * cell,
+        "encoding.rotary.max_wavelength": 68 * cell,
     }
 
 
