@@ -49,7 +49,7 @@ class StepPairSubject:
         self.splits: dict[str, Split] = {}
 
     def open(self, scales: list[str]) -> None:
-        self.splits = _test_splits(self.folder, scales, self.run)
+        self.splits = test_splits(self.folder, scales, self.run)
 
     def data(self, scale: str) -> str:
         split = self.splits[scale]
@@ -72,7 +72,7 @@ class StepPairSubject:
         step = self.predictor.on(split.domain.points())
         first: list[Tensor] = []  # the first simulation's rollout
         found = [
-            *_one_step(step, split, wanted["pairs"], advance),
+            *one_step_errors(step, split, wanted["pairs"], advance),
             *_rollouts(step, split, wanted["rollouts"], advance, first),
         ]
         return found, lambda: _pictures(step, split, first) if scale in PICTURED_SCALES else {}
@@ -81,7 +81,7 @@ class StepPairSubject:
 Step = Callable[[Tensor], Tensor]
 
 
-def _one_step(step: Step, split: Split, pairs: int, advance: Advance) -> Iterator[Numbers]:
+def one_step_errors(step: Step, split: Split, pairs: int, advance: Advance) -> Iterator[Numbers]:
     """The errors of single steps from true states."""
     chosen = np.sort(np.random.default_rng(0).permutation(split.simulations * (split.states - 1))[:pairs])
     errors: dict[str, list[Tensor]] = {}
@@ -167,7 +167,7 @@ def _points(states: NDArray[np.float32]) -> Tensor:
     return torch.from_numpy(states.reshape(*states.shape[:2], -1).swapaxes(1, 2)).double()
 
 
-def _test_splits(folder: Path, scales: list[str], run: Run) -> dict[str, Split]:
+def test_splits(folder: Path, scales: list[str], run: Run) -> dict[str, Split]:
     """The test split of each scale."""
     found = held_out_splits(folder)
     if not found:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,16 @@ def grid_of(positions: Tensor, spacing: Sequence[float]) -> tuple[tuple[int, ...
     if len(rows.unique()) != len(rows):
         raise ValueError("positions must be distinct: several points share a cell of the grid")
     return cells, rows
+
+
+def apply_on_cells(
+    network: Callable[[Tensor], Tensor], features: Tensor, cells: tuple[int, ...], rows: Tensor
+) -> Tensor:
+    """A network of grids, (B, C, n...) -> (B, C', n...), on points: (B, N, C) -> (B, N, C'); see :func:`grid_of`."""
+    rows = rows.to(features.device)
+    grid = torch.empty_like(features).index_copy_(1, rows, features)
+    fields = network(grid.transpose(1, 2).unflatten(2, cells))
+    return fields.flatten(2).transpose(1, 2).index_select(1, rows)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import Encoding, local_attention
 from farfield.attention.grid import GridPlan, grid_attention, grid_plan, reach_of
-from farfield.models.tokens import NeighbourMixer, Patches, PatchTokens, exactly, grid_of
+from farfield.models.tokens import NeighbourMixer, Patches, PatchTokens, apply_on_cells, exactly, grid_of
 
 # Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
 _CHUNK = 16_384
@@ -225,10 +225,7 @@ class TransformerOperator(nn.Module):
 
     def on_cells(self, features: Tensor, cells: tuple[int, ...], rows: Tensor) -> Tensor:
         """:meth:`on_grid` for features (B, N, in) of all cells, each in the given row of a row-major grid."""
-        rows = rows.to(features.device)
-        grid = torch.empty_like(features).index_copy_(1, rows, features)
-        fields = self.on_grid(grid.transpose(1, 2).unflatten(2, cells))
-        return fields.flatten(2).transpose(1, 2).index_select(1, rows)
+        return apply_on_cells(self.on_grid, features, cells, rows)
 
     def _places(self, tokens: tuple[int, ...], like: Tensor) -> Tensor | GridPlan:
         """Where the tokens are: the windows of a local encoding, or the positions where all pairs count."""
