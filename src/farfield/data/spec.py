@@ -77,6 +77,11 @@ class SampleSpec(BaseModel):
         """What physical positions are multiplied by, per axis: the training domain becomes 1000 wide."""
         return tuple(NORMALISED_WIDTH / extent for extent in self.training_extent)
 
+    @property
+    def normalised_spacing(self) -> tuple[float, ...]:
+        """Of the points, in units of a model's positions."""
+        return tuple(dx * factor for dx, factor in zip(self.spacing, self.position_scale, strict=True))
+
     def normalise_positions(self, points: NDArray[np.floating]) -> NDArray[np.float32]:
         """Physical (N, P) -> normalised (N, P), the same factor for every domain of the problem."""
         return (points * np.asarray(self.position_scale)).astype(np.float32)

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import AllPairs, AttentionPlan, Encoding, local_attention, plan_attention, shared_positions
+from farfield.attention.grid import GridPlan, grid_attention, grid_plan, reach_of
+from farfield.models.tokens import NeighbourMixer, Patches, PatchTokens, apply_on_cells, exactly, grid_of
 
 # Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
 _CHUNK = 16_384
@@ -36,16 +38,6 @@ def pointwise(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     for start in range(_CHUNK, x.shape[1], _CHUNK):
         out[:, start : start + _CHUNK] = layer(x[:, start : start + _CHUNK])
     return out
-
-
-def exactly(layer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a layer outside of autocast, in the precision of its weights.
-
-    The first and the last layer of a network are cheap and touch physical values, which bfloat16 would round by 0.4 %:
-    more than a trained model's error.
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        return layer(x.to(next(layer.parameters()).dtype))
 
 
 class Attention(nn.Module):
@@ -73,12 +65,15 @@ class Attention(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        positions: Tensor,
+        positions: Tensor | GridPlan,
         key_positions: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """Attend and project back to (B, Nq, W); ``options`` go to :func:`local_attention`."""
-        y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
+        if isinstance(positions, GridPlan):
+            y = grid_attention(q, k, v, positions, self.encoding)
+        else:
+            y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
         return pointwise(self.out, y.transpose(1, 2).flatten(-2))
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -88,19 +83,27 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer block."""
 
-    def __init__(self, width: int, heads: int, encoding: Encoding, expansion: int = 4):
+    def __init__(self, width: int, heads: int, encoding: Encoding, expansion: int = 4, mixer: nn.Module | None = None):
         super().__init__()
+        self.mixer = mixer
         self.norm_attention = nn.LayerNorm(width)
         self.attention = Attention(width, heads, encoding)
         self.norm_mlp = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
 
-    def forward(self, x: Tensor, positions: Tensor, **options: Any) -> Tensor:
-        """Points (B, N, W) that attend to one another."""
+    def forward(
+        self, x: Tensor, positions: Tensor | GridPlan, grid: tuple[int, ...] | None = None, **options: Any
+    ) -> Tensor:
+        """Points (B, N, W) that attend to one another; a mixer is told the shape of their grid."""
         normed = pointwise(self.norm_attention, x)
         q, (k, v) = self.attention.queries(normed), self.attention.keys_values(normed)
         del normed  # a gigabyte and a half for two million points
-        return self._add(x, self.attention.read(q, k, v, positions, **options))
+        attended = self.attention.read(q, k, v, positions, **options)
+        if self.mixer is None:
+            return self._add(x, attended)
+        x = x + attended
+        hidden = self.mlp[0](self.norm_mlp(x))
+        return x + self.mlp[2](self.mlp[1](hidden + self.mixer(hidden, grid)))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What points (B, N, W) offer to readers: twice (B, H, N, W / H)."""
@@ -124,6 +127,7 @@ class TransformerOperator(nn.Module):
         width, depth, heads: size of the network; the defaults are the paper's.
         encoding: how positions act on attention, e.g. ``LAAPE(250.0)``; each block gets its own copy.
         expansion: inner width of the point-wise networks over ``width``.
+        tokens: patches of a regular grid, e.g. ``PatchTokens(4, spacing=1.0)``; None for points as tokens.
         checkpointing: keep only the blocks' inputs in training and recompute the rest (less memory, a third more time).
         backend, tolerance: as in :func:`farfield.local_attention`; plain attributes, may be changed at any time.
     """
@@ -139,6 +143,7 @@ class TransformerOperator(nn.Module):
         depth: int = 6,
         heads: int = 3,
         expansion: int = 4,
+        tokens: PatchTokens | None = None,
         checkpointing: bool = False,
         backend: str = "auto",
         tolerance: float = 1e-4,
@@ -162,11 +167,79 @@ class TransformerOperator(nn.Module):
             raise ValueError(f"the encoding is for {encoding.space_dim()} axes, space_dim is {space_dim}")
         self.in_features, self.space_dim, self.heads = in_features, space_dim, heads
         self.checkpointing, self.backend, self.tolerance = checkpointing, backend, tolerance
-        self.embed = nn.Linear(in_features, width)
-        self.blocks = nn.ModuleList(Block(width, heads, copy.deepcopy(encoding), expansion) for _ in range(depth))
+        self.tokens = tokens
+        if tokens is None:
+            self.embed = nn.Linear(in_features, width)
+        else:
+            self.patches = Patches(
+                in_features,
+                out_features,
+                width,
+                tokens.patch,
+                space_dim,
+                overlap=tokens.overlap,
+                periodic=tokens.periodic_axes(space_dim),
+                levels=tokens.levels,
+            )
+            self.cell_spacing = tokens.cell_spacing(space_dim)
+            self.token_spacing = tuple(tokens.patch * s for s in self.cell_spacing)
+
+        def mixer() -> nn.Module | None:
+            if tokens is None or not tokens.mixing:
+                return None
+            return NeighbourMixer(expansion * width, space_dim, tokens.periodic_axes(space_dim))
+
+        self.blocks = nn.ModuleList(
+            Block(width, heads, copy.deepcopy(encoding), expansion, mixer()) for _ in range(depth)
+        )
         self.norm = nn.LayerNorm(width)
-        self.project = nn.Linear(width, out_features)
+        if tokens is None:
+            self.project = nn.Linear(width, out_features)
         self._last_plan: tuple | None = None
+
+    @property
+    def encoding(self) -> Encoding:
+        """The first block's encoding: all blocks have its like, but learn their own decay lengths where asked."""
+        block = self.blocks[0]
+        assert isinstance(block, Block)
+        return block.attention.encoding
+
+    def on_grid(self, fields: Tensor) -> Tensor:
+        """Fields (B, in, n_1, ..., n_P) on the cells of a whole grid -> (B, out, n_1, ..., n_P)."""
+        cells = tuple(fields.shape[2:])
+        x, kept = self.patches.embed(fields)
+        grid = self.patches.tokens(cells)
+        x = self._through_blocks(x, grid=grid, **self._places(grid, x))
+        return self.patches.project(pointwise(self.norm, x), kept, cells)
+
+    def _on_points(self, features: Tensor, positions: Tensor) -> Tensor:
+        """:meth:`on_grid` for points of a regular grid, in any order that the batch shares."""
+        if positions.ndim == 3:
+            if not bool((positions == positions[:1]).all()):
+                raise ValueError("patches need one grid for the whole batch, got positions that differ within it")
+            positions = positions[0]
+        if features.shape[1] != len(positions):
+            raise ValueError(
+                f"expected features at {len(positions)} points, as there are positions, got {features.shape[1]}"
+            )
+        return self.on_cells(features, *grid_of(positions, self.cell_spacing))
+
+    def on_cells(self, features: Tensor, cells: tuple[int, ...], rows: Tensor) -> Tensor:
+        """:meth:`on_grid` for features (B, N, in) of all cells, each in the given row of a row-major grid."""
+        return apply_on_cells(self.on_grid, features, cells, rows)
+
+    def _places(self, tokens: tuple[int, ...], like: Tensor) -> dict[str, Any]:
+        """Where the tokens are: the windows of a local encoding, or positions where all pairs count."""
+        spacing, periodic = self.token_spacing, self.patches.periodic
+        if self.backend == "auto":
+            reach = reach_of(self.encoding, spacing, self.tolerance)
+            plan = reach and grid_plan(tokens, spacing, periodic, reach)
+            if plan:
+                return {"positions": plan}
+        axes = [torch.arange(n, dtype=torch.float64) * s for n, s in zip(tokens, spacing, strict=True)]
+        positions = torch.cartesian_prod(*axes).reshape(-1, len(tokens)).to(like.device)
+        period = [n * s if p else None for n, s, p in zip(tokens, spacing, periodic, strict=True)]
+        return {"positions": positions, "period": period if any(periodic) else None}
 
     def plan(
         self, positions: Tensor, *, batch: int = 1, period: Sequence[float | None] | None = None
@@ -200,20 +273,35 @@ class TransformerOperator(nn.Module):
             )
         if positions.shape[-1] != self.space_dim:
             raise ValueError(f"positions must have {self.space_dim} axes, got the shape {tuple(positions.shape)}")
-        positions = shared_positions(positions)
-        if plan is None and features.shape[0] and features.shape[1] and not torch.compiler.is_compiling():
-            plan = self._plan_of(positions, len(features), period)
-            if not positions.requires_grad and positions.ndim == plan.cloud.query_positions.ndim:
-                positions = plan.cloud.query_positions  # blocks see at once that these are the plan's own
-        options: dict[str, Any] = {"tolerance": self.tolerance, "period": period, "plan": plan}
-        options["backend"] = self.backend if plan is None else plan.backend
+        if self.tokens is not None:
+            return self._on_points(features, positions)
         x = pointwise(lambda part: exactly(self.embed, part), features)
+        x = self._through_blocks(x, positions, period=period, plan=plan)
+        return pointwise(lambda part: exactly(self.project, self.norm(part)), x)
+
+    def _through_blocks(
+        self,
+        x: Tensor,
+        positions: Tensor | GridPlan,
+        *,
+        grid: tuple[int, ...] | None = None,
+        period: Sequence[float | None] | None = None,
+        plan: AttentionPlan | AllPairs | None = None,
+    ) -> Tensor:
+        options: dict[str, Any] = {"tolerance": self.tolerance}
+        if not isinstance(positions, GridPlan):
+            positions = shared_positions(positions)
+            if plan is None and x.shape[0] and x.shape[1] and not torch.compiler.is_compiling():
+                plan = self._plan_of(positions, len(x), period)
+                if not positions.requires_grad and positions.ndim == plan.cloud.query_positions.ndim:
+                    positions = plan.cloud.query_positions  # blocks see at once that these are the plan's own
+            options |= {"period": period, "plan": plan, "backend": self.backend if plan is None else plan.backend}
         for block in self.blocks:
             if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, positions, use_reentrant=False, **options)
+                x = checkpoint(block, x, positions, grid, use_reentrant=False, **options)
             else:
-                x = block(x, positions, **options)
-        return pointwise(lambda part: exactly(self.project, self.norm(part)), x)
+                x = block(x, positions, grid, **options)
+        return x
 
     def _plan_of(
         self, positions: Tensor, batch: int, period: Sequence[float | None] | None

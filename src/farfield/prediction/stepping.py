@@ -19,8 +19,10 @@ from pydantic import ValidationError
 from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
-from farfield.data.domain import NORMALISED_WIDTH, boundary_flags, rollout
+from farfield.data.domain import NORMALISED_WIDTH, Domain, boundary_flags, rollout
 from farfield.models.config import EncodingConfig, ModelConfig
+from farfield.models.tokens import grid_of
+from farfield.models.transformer_operator import TransformerOperator
 from farfield.runs.run import Run
 from farfield.runs.weights import Device, chosen_device, load_weights
 
@@ -60,7 +62,11 @@ class Predictor:
             size = ModelConfig.model_validate(config["model"])
             spec = description["spec"]
             fields, axes = len(spec["fields"]), len(spec["axes"])
-            model = size.build(encoding, fields + axes, fields, axes)
+            spacing = tuple(
+                dx * NORMALISED_WIDTH / extent
+                for dx, extent in zip(spec["spacing"], spec["training_extent"], strict=True)
+            )
+            model = size.build(encoding, fields + axes, fields, spacing)
             load_weights(run.best_path, model)
             return cls(model.to(chosen_device(device)), description, encoding.name)
         except (KeyError, TypeError, ValidationError) as error:
@@ -72,19 +78,23 @@ class Predictor:
             f"{', '.join(self.axes)}, {self.time_step:g} per step)"
         )
 
-    def step(self, fields: Fields, positions: ArrayLike, *, boundary: ArrayLike | None = None) -> dict[str, NDArray]:
+    def step(
+        self, fields: Fields, positions: ArrayLike | None = None, *, boundary: ArrayLike | None = None
+    ) -> dict[str, NDArray]:
         """The fields one saved step later.
 
         Args:
-            fields: one array (N,) or (B, N) per name in ``self.fields``, in physical units.
-            positions: (N,) or (N, P), in the problem's length unit (metres), on a domain of any size.
+            fields: one array (N,) or (B, N) per name in ``self.fields``, in physical units; without positions, arrays
+                of a regular grid, (n_1, ..., n_P) or (B, n_1, ..., n_P), with the spacing of the training data.
+            positions: (N,) or (N, P), in the problem's length unit (metres), on a domain of any size. A model of
+                patches needs those of a regular grid with the training data's spacing, in any order.
             boundary: (N,) or (N, P), 1 at the first and last point along each axis; from the extremes of the
                 positions unless given.
         """
         return next(self.states(fields, positions, 1, boundary=boundary, initial=False))
 
     def rollout(
-        self, fields: Fields, positions: ArrayLike, steps: int, *, boundary: ArrayLike | None = None
+        self, fields: Fields, positions: ArrayLike | None = None, steps: int = 1, *, boundary: ArrayLike | None = None
     ) -> dict[str, NDArray]:
         """Predictions fed back: arrays (steps + 1, N) or (steps + 1, B, N), the given state first."""
         states = list(self.states(fields, positions, steps, boundary=boundary))
@@ -93,15 +103,19 @@ class Predictor:
     def states(
         self,
         fields: Fields,
-        positions: ArrayLike,
+        positions: ArrayLike | None,
         steps: int,
         *,
         boundary: ArrayLike | None = None,
         initial: bool = True,
     ) -> Iterator[dict[str, NDArray]]:
         """The states of :meth:`rollout` one at a time, for domains where not all of them fit into memory."""
+        shape: tuple[int, ...] | None = None
+        if positions is None:
+            positions, fields, shape = self._from_grid(fields)
         points = self._positions(positions)
-        state, shape, dtype = self._state(fields, len(points))
+        state, given, dtype = self._state(fields, len(points))
+        shape = given if shape is None else shape
         predicted = rollout(self.on(points, boundary), state, steps)
         if not initial:
             next(predicted)
@@ -114,23 +128,52 @@ class Predictor:
         prediction goes on.
         """
         points = self._positions(positions)
-        self._warn_of_spacing(points)
+        network = self._network(points)
         flags = boundary_flags(points) if boundary is None else self._boundary(boundary, points.shape)
         flags_ = torch.as_tensor(flags, dtype=torch.float32, device=self.device)
-        # in float64: distances keep their precision however far from the origin
-        where = torch.as_tensor(points * np.asarray(self.position_scale), device=self.device)
 
         @torch.no_grad()
         def change(state: Tensor) -> Tensor:
             standardised = ((state - self._state_mean) / self._state_std).float()
             features = torch.cat([standardised, flags_.expand(len(state), -1, -1)], dim=-1)
-            return self.model(features, where).double() * self._change_std + self._change_mean
+            return network(features).double() * self._change_std + self._change_mean
 
         def step(state: Tensor) -> Tensor:
             parts = state.to(self.device, torch.float64).split(max(1, _POINTS // len(points)))
             return torch.cat([part + change(part) for part in parts])
 
         return step
+
+    def _network(self, points: NDArray[np.float64]) -> Callable[[Tensor], Tensor]:
+        """The network on fixed points: features (B, N, in) -> standardised changes (B, N, F)."""
+        model = self.model
+        if isinstance(model, TransformerOperator) and model.tokens is not None:
+            cells, rows = grid_of(torch.from_numpy(points), self.spacing)
+            model.patches.tokens(cells)  # refuses what is too small
+            return lambda features: model.on_cells(features, cells, rows)
+        self._warn_of_spacing(points)
+        # in float64: distances keep their precision however far from the origin
+        where = torch.as_tensor(points * np.asarray(self.position_scale), device=self.device)
+        return lambda features: model(features, where)
+
+    def _from_grid(self, fields: Fields) -> tuple[NDArray[np.float64], Fields, tuple[int, ...]]:
+        """Fields of a grid's shape as fields of points: positions, fields, and the shape to give back."""
+        arrays = {name: np.asarray(values) for name, values in fields.items()}
+        dim = len(self.axes)
+        for name, array in arrays.items():
+            if array.ndim not in (dim, dim + 1) or 0 in array.shape:
+                raise ValueError(
+                    f"without positions, field {name} must have the shape of a grid ({', '.join(self.axes)}), or that "
+                    f"with states in front, got {array.shape}"
+                )
+        shapes = {name: array.shape for name, array in arrays.items()}
+        if len(set(shapes.values())) > 1:
+            raise ValueError(f"all fields must have the same shape, got {shapes}")
+        shape = next(iter(shapes.values()), (1,) * dim)
+        cells = shape[len(shape) - dim :]
+        domain = Domain(cells, tuple(n * dx for n, dx in zip(cells, self.spacing, strict=True)))
+        flat = {name: array.reshape(*array.shape[: array.ndim - dim], -1) for name, array in arrays.items()}
+        return domain.points(), flat, shape
 
     def _positions(self, positions: ArrayLike) -> NDArray[np.float64]:
         points = np.asarray(positions, dtype=np.float64)

@@ -35,14 +35,16 @@ class SamplingConfig(Strict):
     """Windows drawn per item, of which the one is kept where most happens."""
     points: int | None = Field(None, ge=1)
     """Points drawn at random from the window; null for all."""
+    symmetries: bool = False
+    """Show each item as one of the mirror images and turns of its domain, drawn at random; for scalar fields."""
 
 
 class TrainingConfig(Strict):
     """Optimiser, schedule and batches. The defaults are the paper's for problems on a grid."""
 
-    loss: Literal["mse", "relative"] = "mse"
+    loss: Literal["mse", "relative", "l1"] = "mse"
     """mse: the mean squared error of the standardised targets. relative: per item and field, over the targets' mean
-    square, so that a nearly steady state counts as much as a violent one."""
+    square, so that a nearly steady state counts as much as a violent one. l1: the relative L1 error of the tables."""
     optimiser: Literal["lion", "adamw", "muon"] = "lion"
     """lion (the paper's), adamw, or muon for the blocks' matrices with adamw for the rest."""
     learning_rate: float = Field(5e-5, gt=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ def step_pair_task(config: SteppingRun) -> Task:
         rim=sampling.rim,
         candidates=sampling.candidates,
         points=sampling.points,
+        symmetries=sampling.symmetries,
     )
     validation_data = StepPairs(config.dataset, "validation")
     spec = training_data.spec
@@ -42,7 +44,9 @@ def step_pair_task(config: SteppingRun) -> Task:
         model=build_model(config, spec),
         training_data=training_data,
         validation_data=validation_data,
-        loss=functools.partial(step_pair_loss, kind=config.training.loss),
+        loss=functools.partial(
+            step_pair_loss, kind=config.training.loss, still=training_data.standardise_change.zero()
+        ),
         points=lambda batch: batch.weights.numel(),
         dataset=_description(training_data, validation_data),
     )
@@ -50,11 +54,14 @@ def step_pair_task(config: SteppingRun) -> Task:
 
 def build_model(config: SteppingRun, spec: SampleSpec) -> TransformerOperator:
     """The network of a run, with fresh weights."""
-    return config.model.build(config.encoding, spec.in_features, spec.out_features, spec.space_dim)
+    return config.model.build(config.encoding, spec.in_features, spec.out_features, spec.normalised_spacing)
 
 
-def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse") -> Tensor:
-    """The error of the standardised changes over the points that count, as one number (see ``TrainingConfig.loss``)."""
+def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse", still: Sequence[float] = (0.0,)) -> Tensor:
+    """The error of the standardised changes over the points that count, as one number (see ``TrainingConfig.loss``).
+
+    ``still`` is no change, standardised: what the physical size of a change is measured from.
+    """
     positions = batch.positions
     if bool((positions == positions[:1]).all()):  # whole domains: one set of points, whose rotations are shared
         positions = positions[0]
@@ -62,6 +69,9 @@ def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse") -> Tensor
     weights = batch.weights[..., None]
     if kind == "mse":  # per item first: windows at a wall count more points, and parts of a batch must add up to it
         return ((error.square() * weights).sum((1, 2)) / (weights.sum((1, 2)) * error.shape[-1])).mean()
+    if kind == "l1":
+        change = (batch.targets - batch.targets.new_tensor(still)) * weights
+        return ((error * weights).abs().sum(1) / change.abs().sum(1).clamp(min=STILL * weights.sum(1))).mean()
     size = (batch.targets.square() * weights).sum(1)
     floor = STILL**2 * weights.sum(1)
     return ((error.square() * weights).sum(1) / size.clamp(min=floor)).mean()
