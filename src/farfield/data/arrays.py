@@ -2,7 +2,7 @@
 
 A grid's file holds, by these names:
 
-    <field>                (simulations, times, cells...), vectors with their components last; a steady one without times
+    <field>                (simulations, times, cells...), components of vectors last; a steady one without times
     spacing                (P,) the cells' widths; or coordinates, one array per axis: x, y, z
     time_step              one number; a steady problem has none
     boundary               "wall", "open" or "periodic", one or one per axis
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -62,18 +62,17 @@ class GridArrays:
         inputs: Sequence[NDArray],
         parameters: NDArray,
         domain: Domain,
-        names: Sequence[str] | None = None,
     ):
         self.spec, self.domain = spec, domain
         self._fields, self._inputs, self._parameters = list(fields), list(inputs), parameters
         self._cloud = Cloud(domain.points(), domain.extent, domain.cells)
-        self._names = names
+        self.paths: list[Path] = []
 
     def __len__(self) -> int:
         return len(self._fields[0])
 
     def name(self, simulation: int) -> str:
-        return self._names[simulation] if self._names else f"simulation {simulation}"
+        return f"simulation {simulation}"
 
     def states(self, simulation: int) -> int:
         return self._fields[0].shape[1]
@@ -107,7 +106,7 @@ def grid_arrays(
         raise ValueError("expected at least one field, as {name: array}, got none")
     arrays = {name: np.asarray(array) for name, array in fields.items()}
     given = {name: np.asarray(array) for name, array in (inputs or {}).items()}
-    widths = (spacing,) if np.isscalar(spacing) else tuple(spacing)  # type: ignore[arg-type]
+    widths = tuple(np.atleast_1d(np.asarray(spacing, dtype=np.float64)).tolist())
     axes = len(widths)
     if not 1 <= axes <= len(AXES):
         raise ValueError(f"expected a spacing for each of 1 to 3 axes, got {spacing}")
@@ -121,6 +120,8 @@ def grid_arrays(
             f"field {first} must have the shape {form}, with components last if it is a vector, as there "
             f"{'is' if axes == 1 else 'are'} {axes} spacing{'s' * (axes > 1)}; got {arrays[first].shape}"
         )
+    if twice := sorted(set(arrays) & set(given)):
+        raise ValueError(f"expected every name once, got {', '.join(twice)} as a field and as an input")
     for name, array in {**arrays, **given}.items():
         expected = shape if name in arrays else (shape[0], *shape[leading:])
         _check_numbers(name, array)
@@ -152,15 +153,15 @@ def grid_arrays(
 class PointClouds:
     """Simulations on points of their own, each a mapping; what is not yet read is a function that reads it."""
 
-    def __init__(self, spec: SampleSpec, clouds: Sequence[Any], names: Sequence[str] | None = None):
-        self.spec, self._clouds, self._names = spec, list(clouds), names
+    def __init__(self, spec: SampleSpec, clouds: Sequence[Any], paths: Sequence[Path] = ()):
+        self.spec, self._clouds, self.paths = spec, list(clouds), list(paths)
         self._last: tuple[int, Simulation] | None = None
 
     def __len__(self) -> int:
         return len(self._clouds)
 
     def name(self, simulation: int) -> str:
-        return self._names[simulation] if self._names else f"simulation {simulation}"
+        return str(self.paths[simulation]) if self.paths else f"simulation {simulation}"
 
     def _at(self, simulation: int) -> Simulation:
         if self._last is None or self._last[0] != simulation:
@@ -198,8 +199,10 @@ def point_clouds(items: Sequence[Mapping[str, Any]], hints: Hints = Hints()) -> 
     """Check a user's clouds against one another and name what they are."""
     if not items:
         raise ValueError("expected at least one simulation, got none")
-    first = items[0]
-    spec = cloud_spec(first, hints, items)
+    for number, item in enumerate(items):
+        if not np.isfinite(np.asarray(item.get("positions", 0.0), dtype=np.float64)).all():
+            raise ValueError(f"simulation {number}: positions must be finite, they hold NaN or infinity")
+    spec = cloud_spec(items[0], hints, items)
     return PointClouds(spec, [cloud_simulation(item, spec, f"simulation {i}") for i, item in enumerate(items)])
 
 
@@ -220,7 +223,9 @@ def cloud_spec(first: Mapping[str, Any], hints: Hints, items: Sequence[Mapping[s
     clouds = [np.asarray(item["positions"], dtype=np.float64) for item in (items or [first])]
     extent = tuple(float(x) for x in np.median([np.ptp(cloud, axis=0) for cloud in clouds], axis=0))
     if min(extent) <= 0:
-        raise ValueError(f"the points lie in a plane: they extend {extent} along {', '.join(axes)}; leave that axis out")
+        raise ValueError(
+            f"the points lie in a plane: they extend {extent} along {', '.join(axes)}; leave that axis out"
+        )
     usual = float(np.median([_usual_distance(cloud) for cloud in clouds[:8]]))
     predicted = {name: np.asarray(a) for name, a in first["outputs" if steady else "states"].items()}
     given = {name: np.asarray(a) for name, a in first.get("inputs", {}).items()}
@@ -277,14 +282,16 @@ def make_spec(
     boundaries = (boundary,) * len(axes) if isinstance(boundary, str) else tuple(boundary)
     for name in boundaries:
         if name not in BOUNDARIES:
-            raise ValueError(f"boundary must be one of {', '.join(BOUNDARIES)}, or one of them per axis, got {boundary!r}")
+            raise ValueError(
+                f"boundary must be one of {', '.join(BOUNDARIES)}, or one of them per axis, got {boundary!r}"
+            )
     if len(boundaries) != len(axes):
         raise ValueError(f"expected one boundary, or one per axis {', '.join(axes)}, got {boundary!r}")
     return SampleSpec(
         problem=hints.problem, kind="steady" if steady else "stepping", fields=fields, field_units=units, inputs=inputs,
         input_units=input_units, parameters=parameters, vectors=vectors, log=log, axes=axes,
         length_unit=hints.length_unit, training_extent=extent, spacing=spacing, boundary=_simple(boundaries),
-        isotropic=True, time_step=None if steady else hints.time_step, time_unit=hints.time_unit,
+        isotropic=True, time_step=0.0 if steady else float(hints.time_step or 0), time_unit=hints.time_unit,
     )  # fmt: skip
 
 
@@ -310,8 +317,9 @@ def read_npz(path: Path) -> dict[str, Any]:
     return nested
 
 
-def _simple(boundaries: tuple[Boundary, ...]) -> Boundary | tuple[Boundary, ...]:
-    return boundaries[0] if len(set(boundaries)) == 1 else boundaries
+def _simple(boundaries: tuple[str, ...]) -> Boundary | tuple[Boundary, ...]:
+    checked = cast(tuple[Boundary, ...], boundaries)
+    return checked[0] if len(set(checked)) == 1 else checked
 
 
 def _check_time_step(hints: Hints, steady: bool) -> None:
@@ -331,7 +339,9 @@ def _parameters(given: Mapping[str, ArrayLike], simulations: int) -> NDArray[np.
     for name, values in given.items():
         column = np.asarray(values, dtype=np.float64)
         if column.shape != (simulations,):
-            raise ValueError(f"parameter {name} must hold one number per simulation ({simulations},), got {column.shape}")
+            raise ValueError(
+                f"parameter {name} must hold one number per simulation ({simulations},), got {column.shape}"
+            )
         columns.append(column)
     return np.stack(columns, axis=-1) if columns else np.zeros((simulations, 0))
 
@@ -344,7 +354,7 @@ def _channels(
     units: list[str] = []
     vectors = {}
     for name, array in arrays.items():
-        channels = (name,)
+        channels: tuple[str, ...] = (name,)
         if array.ndim > scalar_axes:
             channels = vectors[name] = component_names(name, array.shape[-1], axes)
         names.extend(channels)

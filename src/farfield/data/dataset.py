@@ -23,6 +23,7 @@ from farfield.data.arrays import (
     GridArrays,
     Hints,
     PointClouds,
+    Simulation,
     cloud_simulation,
     cloud_spec,
     grid_arrays,
@@ -31,7 +32,10 @@ from farfield.data.arrays import (
 )
 from farfield.data.source import Cloud, Moments, Source, Subset, each_state
 from farfield.data.spec import SampleSpec
-from farfield.files import Strict, atomic_path, atomic_write_text
+from farfield.data.vtk_names import ENDINGS
+from farfield.data.well_files import WellFiles
+from farfield.files import atomic_path, atomic_write_text
+from farfield.settings import Strict
 
 SPLITS = ("train", "validation", "test")
 _ALIASES = {"valid": "validation", "val": "validation"}  # The Well says valid
@@ -66,9 +70,9 @@ class Description(Strict):
     """As shown."""
     spacing: list[float] | None = None
     """NPZ of grids: the cells' width along each axis, where the file has none."""
-    fields: dict[str, FieldDescription] = {}
+    fields: dict[str, FieldDescription] = Field(default_factory=dict)
     """By name; fields that are not named are used as guessed."""
-    ignore: list[str] = []
+    ignore: list[str] = Field(default_factory=list)
     """Fields and scalars to leave out."""
     splits: dict[str, list[int]] | None = None
     """Simulations of train, validation and test by number; 80 / 10 / 10 unless given."""
@@ -248,9 +252,9 @@ class Dataset:
     def __str__(self) -> str:
         spec, first = self.spec, self.source.cloud(0)
         grid = "x".join(map(str, first.cells)) + " cells" if first.cells else f"{len(first)} points"
-        times = "" if spec.kind == "steady" else f", {self.source.states(0)} states {spec.time_step:g} {spec.time_unit} apart"
+        times = f", {self.source.states(0)} states {spec.time_step:g} {spec.time_unit} apart" if spec.time_step else ""
         lines = [
-            f"{spec.problem}: a {spec.kind} problem, {len(self)} simulations of {grid}{times.replace(' apart', ' apart')}",
+            f"{spec.problem}: a {spec.kind} problem, {len(self)} simulations of {grid}{times}",
             "  split       " + ", ".join(f"{len(chosen)} {name}" for name, chosen in self.splits.items()),
         ]
         statistics = self.statistics()
@@ -261,19 +265,21 @@ class Dataset:
         ):
             for number, (name, unit) in enumerate(zip(names, units or ("",) * len(names), strict=True)):
                 mean, std = (statistics[kind][m][number] for m in ("mean", "std"))
-                scale = "ln " if name in spec.log else ""
-                change = f", change +- {statistics['changes']['std'][number]:.4g}" if kind == "states" and "changes" in statistics else ""
-                lines.append(
-                    f"  {title if number == 0 else '':<11} {name}{f' [{unit}]' if unit else ''}: {scale}{mean:.4g} +- {std:.4g}{change}"
-                )
+                line = f"  {title if number == 0 else '':<11} {name}{f' [{unit}]' if unit else ''}: "
+                line += f"{'ln ' if name in spec.log else ''}{mean:.4g} +- {std:.4g}"
+                if kind == "states" and "changes" in statistics:
+                    line += f", change over a step +- {statistics['changes']['std'][number]:.4g}"
+                lines.append(line)
         for number, (axis, boundary) in enumerate(zip(spec.axes, spec.boundaries, strict=True)):
             spacing = f"{spec.spacing[number]:.4g} {'wide cells' if first.cells else 'between points'}"
             lines.append(
                 f"  {'axes' if number == 0 else '':<11} {axis}: {spec.training_extent[number]:.4g} {spec.length_unit}, "
                 f"{spacing}, {boundary}"
             )
-        lines.append(f"  {'proposed':<11} decay lengths {', '.join(f'{x:.3g}' for x in self.decay_lengths())} {spec.length_unit}")
-        return "\n".join([*lines, *(f"  {'note':<11} {note}" for note in self.notes)]).replace("  apart", " apart")
+        lengths = ", ".join(f"{length:.3g}" for length in self.decay_lengths())
+        lines.append(f"  {'proposed':<11} decay lengths {lengths} {spec.length_unit}, a quarter of the domain".rstrip())
+        lines += [f"  {'note':<11} {note}" for note in self.notes]
+        return "\n".join(line.replace("  apart", " apart").replace(" , ", ", ") for line in lines)
 
     def decay_lengths(self) -> tuple[float, ...]:
         """Proposed along each axis, in the data's unit of length: at most a quarter of the domain."""
@@ -291,9 +297,9 @@ class Dataset:
         chosen = _checked_splits(splits, len(self)) if splits else self.splits
         digits = len(str(len(self) - 1))
         for simulation in range(len(self)):
-            with atomic_path(folder / f"simulation_{simulation:0{digits}d}.npz") as partial:
-                with partial.open("wb") as file:
-                    np.savez(file, **dict(self._arrays(simulation)))
+            path = folder / f"simulation_{simulation:0{digits}d}.npz"
+            with atomic_path(path) as partial, partial.open("wb") as file:
+                np.savez(file, **dict(self._arrays(simulation)))  # type: ignore[arg-type]
         fields = {}
         grouped = {part: name for name, parts in spec.vectors.items() for part in parts}
         roles = dict.fromkeys(spec.fields, "state" if spec.kind == "stepping" else "output")
@@ -302,7 +308,7 @@ class Dataset:
             entry: dict[str, Any] = {"role": role, "unit": units[channel]}
             fields[grouped.get(channel, channel)] = entry | ({"log": True} if channel in spec.log else {})
         written = {
-            "problem": spec.problem, "kind": spec.kind, "boundary": list(spec.boundaries), "time_step": spec.time_step,
+            "problem": spec.problem, "kind": spec.kind, "boundary": list(spec.boundaries), "time_step": spec.time_step or None,
             "time_unit": spec.time_unit, "length_unit": spec.length_unit, "fields": fields,
             "splits": {name: list(map(int, numbers)) for name, numbers in chosen.items()},
         }  # fmt: skip
@@ -344,9 +350,9 @@ def open_dataset(path: str | Path) -> Dataset:
     folder = path if path.is_dir() else path.parent
     described = folder / DESCRIPTION
     description = Description.read(described) if described.is_file() else Description()
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-    from farfield.data.vtk_names import ENDINGS
-
+    files = (
+        [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    )
     kinds = {
         "The Well's HDF5": [p for p in files if p.suffix in (".hdf5", ".h5")],
         "VTK": [p for p in files if p.suffix in ENDINGS],
@@ -361,7 +367,7 @@ def open_dataset(path: str | Path) -> Dataset:
         )
     ((kind, paths),) = found.items()
     hints = description.hints()
-    source: Source
+    source: GridArrays | PointClouds | WellFiles
     if kind == "NPZ":
         source = _npz_source(paths, hints, description.spacing)
     elif kind == "VTK":
@@ -369,12 +375,10 @@ def open_dataset(path: str | Path) -> Dataset:
 
         source = vtk_files(paths, hints)
     else:
-        from farfield.data.well_files import WellFiles
-
         source = WellFiles(paths, hints)
     splits: Mapping[str, Sequence[int]] | None = description.splits
     if splits is None and path.is_dir():
-        splits = _splits_by_folder(path, paths, source)
+        splits = _splits_by_folder(source.paths)
     return Dataset(source, splits, folder if path.is_dir() else None)
 
 
@@ -396,7 +400,7 @@ def to_scale(values: NDArray, names: Sequence[str], spec: SampleSpec) -> NDArray
     return scaled
 
 
-def _npz_source(paths: Sequence[Path], hints: Hints, spacing: Sequence[float] | None) -> Source:
+def _npz_source(paths: Sequence[Path], hints: Hints, spacing: Sequence[float] | None) -> GridArrays | PointClouds:
     """NPZ files: of points or grids, one simulation each, or one file with all simulations of a grid."""
     first = read_npz(paths[0])
     if "positions" in first:
@@ -407,7 +411,9 @@ def _npz_source(paths: Sequence[Path], hints: Hints, spacing: Sequence[float] | 
     if "states" in first or "outputs" in first:
         return _npz_grids(paths, hints)
     if len(paths) > 1:
-        raise ValueError(f"expected one NPZ with all simulations of a grid, or one for each as `save` writes, got {len(paths)}")
+        raise ValueError(
+            f"expected one NPZ with all simulations of a grid, or one for each as `save` writes, got {len(paths)}"
+        )
     inputs, parameters = first.pop("inputs", {}), first.pop("parameters", {})
     told = {name: first.pop(name).item() for name in ("time_step",) if name in first}
     if "boundary" in first:
@@ -416,7 +422,9 @@ def _npz_source(paths: Sequence[Path], hints: Hints, spacing: Sequence[float] | 
     first.pop("spacing", None)
     merged = Hints(**{**hints.__dict__, **{k: v for k, v in told.items() if getattr(hints, k) is None}})
     fields = {name: array for name, array in first.items() if name not in hints.ignore}
-    return grid_arrays(fields, spacing=np.atleast_1d(widths).tolist(), inputs=inputs, parameters=parameters, hints=merged)
+    return grid_arrays(
+        fields, spacing=np.atleast_1d(widths).tolist(), inputs=inputs, parameters=parameters, hints=merged
+    )
 
 
 def _npz_clouds(paths: Sequence[Path], hints: Hints) -> PointClouds:
@@ -426,10 +434,10 @@ def _npz_clouds(paths: Sequence[Path], hints: Hints) -> PointClouds:
     def reader(path: Path) -> Any:
         return lambda: cloud_simulation(read_npz(path), spec, path.name)
 
-    return PointClouds(spec, [reader(path) for path in paths], [path.name for path in paths])
+    return PointClouds(spec, [reader(path) for path in paths], paths=paths)
 
 
-def _npz_grids(paths: Sequence[Path], hints: Hints) -> Source:
+def _npz_grids(paths: Sequence[Path], hints: Hints) -> PointClouds:
     """One grid per file, as :meth:`Dataset.save` writes them: read as clouds whose points are the cells."""
     first = read_npz(paths[0])
     sample = grid_arrays(**_grid_of_one(first), hints=hints)
@@ -440,16 +448,18 @@ def _npz_grids(paths: Sequence[Path], hints: Hints) -> Source:
             if (one.spec.fields, one.spec.inputs, one.spec.parameters) != (
                 sample.spec.fields, sample.spec.inputs, sample.spec.parameters,
             ):  # fmt: skip
-                raise ValueError(f"{path} has other fields than {paths[0].name}: {one.spec.fields}, {sample.spec.fields}")
+                raise ValueError(
+                    f"{path} has other fields than {paths[0].name}: {one.spec.fields}, {sample.spec.fields}"
+                )
             if not np.allclose(one.spec.spacing, sample.spec.spacing, rtol=1e-3):
-                raise ValueError(f"cells are {one.spec.spacing} wide in {path}, {sample.spec.spacing} in {paths[0].name}")
-            from farfield.data.arrays import Simulation
-
+                raise ValueError(
+                    f"cells are {one.spec.spacing} wide in {path}, {sample.spec.spacing} in {paths[0].name}"
+                )
             return Simulation(one.cloud(0), one.read(0), one.inputs(0), one.parameters(0))
 
         return read
 
-    return PointClouds(sample.spec, [reader(path) for path in paths], [path.name for path in paths])
+    return PointClouds(sample.spec, [reader(path) for path in paths], paths=paths)
 
 
 def _grid_of_one(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -462,24 +472,20 @@ def _grid_of_one(item: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _splits_by_folder(folder: Path, paths: Sequence[Path], source: Source) -> dict[str, list[int]] | None:
-    """Where every file lies in a folder named after a split, that split."""
+def _splits_by_folder(paths: Sequence[Path]) -> dict[str, list[int]] | None:
+    """Where every simulation's file lies in a folder named after a split, that split."""
     parents = [_ALIASES.get(path.parent.name, path.parent.name) for path in paths]
-    if not set(SPLITS[:1]) <= set(parents) <= set(SPLITS):
+    if not {"train"} <= set(parents) <= set(SPLITS):
         return None
-    files = {path.name: parent for path, parent in zip(paths, parents, strict=True)}
-    splits: dict[str, list[int]] = {name: [] for name in SPLITS}
-    by_simulation = getattr(source, "file_of", None)
-    for simulation in range(len(source)):
-        name = by_simulation(simulation) if by_simulation else source.name(simulation)
-        splits[files[name]].append(simulation)
-    return splits
+    return {name: [i for i, parent in enumerate(parents) if parent == name] for name in SPLITS}
 
 
 def _checked_splits(splits: Mapping[str, Sequence[int]], simulations: int) -> dict[str, list[int]]:
     unknown = set(splits) - set(SPLITS)
     if unknown or not splits.get("train") or not splits.get("validation"):
-        raise ValueError(f"splits must name train, validation and test, with simulations in the first two, got {dict(splits)}")
+        raise ValueError(
+            f"splits must name train, validation and test, with simulations in the first two, got {dict(splits)}"
+        )
     chosen = {name: [int(i) for i in splits.get(name, ())] for name in SPLITS}
     owner: dict[int, str] = {}
     for name, numbers in chosen.items():
@@ -488,7 +494,8 @@ def _checked_splits(splits: Mapping[str, Sequence[int]], simulations: int) -> di
                 raise ValueError(f"split {name} names simulation {number}, there are {simulations}, counted from 0")
             if number in owner:
                 raise ValueError(
-                    f"simulation {number} is in {owner[number]} and in {name}: a model must not be judged on what it has seen"
+                    f"simulation {number} is in {owner[number]} and in {name}: a model must not be judged on what it "
+                    "has seen"
                 )
             owner[number] = name
     return chosen
@@ -499,8 +506,8 @@ def _check_finite(values: NDArray, names: Sequence[str], where: str) -> None:
     if bad.any():
         point, channel = np.argwhere(bad)[0]
         raise ValueError(
-            f"{where}: {names[channel]} holds {int(bad[:, channel].sum())} values that are NaN or infinite, the first at "
-            f"point {point}: mend or leave out this simulation"
+            f"{where}: {names[channel]} holds {int(bad[:, channel].sum())} values that are NaN or infinite, the first "
+            f"at point {point}: mend or leave out this simulation"
         )
 
 

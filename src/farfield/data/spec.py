@@ -2,7 +2,7 @@
 
 A sample is a set of N points with ``in_features`` inputs (the standardised fields, those that are given beside them,
 then one boundary flag per axis that is not periodic), P = ``space_dim`` normalised positions and ``out_features``
-targets: the standardised change of each field over a saved step, or, where the problem is steady, the fields themselves.
+targets: the standardised change of each field over a saved step, or the fields themselves where the problem is steady.
 Numbers that belong to a whole simulation (``parameters``) condition the network. This type says which fields, in which
 order and unit, on which domain; it is stored with a dataset, and travels with a trained model.
 """
@@ -47,7 +47,7 @@ class SampleSpec(BaseModel):
     boundary: Boundary | tuple[Boundary, ...]  # of all axes, or one per axis
     isotropic: bool = False
     """Positions of all axes are scaled alike: the widest axis becomes 1000 wide, not every one."""
-    time_step: float | None  # between two saved states; None where the problem is steady
+    time_step: float = 0.0  # between two saved states; 0 where the problem is steady
     time_unit: str
 
     @model_validator(mode="before")
@@ -58,7 +58,9 @@ class SampleSpec(BaseModel):
     @model_validator(mode="after")
     def _lengths_agree(self) -> SampleSpec:
         if len(self.fields) != len(self.field_units) or not self.fields:
-            raise ValueError(f"expected at least one field, and one unit each, got {self.fields} and {self.field_units}")
+            raise ValueError(
+                f"expected at least one field, and one unit each, got {self.fields} and {self.field_units}"
+            )
         if self.input_units and len(self.inputs) != len(self.input_units):
             raise ValueError(f"expected one unit per input, got {self.inputs} and {self.input_units}")
         if not len(self.axes) == len(self.training_extent) == len(self.spacing) == len(self.boundaries) > 0:
@@ -68,7 +70,7 @@ class SampleSpec(BaseModel):
             )
         if not all(number > 0 for number in (*self.training_extent, *self.spacing)):
             raise ValueError(f"expected positive extents and spacings, got {self.training_extent} and {self.spacing}")
-        if (self.kind == "stepping") != (self.time_step is not None and self.time_step > 0):
+        if (self.kind == "stepping") != (self.time_step > 0):
             raise ValueError(f"a {self.kind} problem cannot have the time step {self.time_step}")
         channels = (*self.fields, *self.inputs)
         if twice := sorted({name for name in channels if channels.count(name) > 1}):

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from farfield.data.arrays import Hints, PointClouds, Simulation, cloud_simulation, cloud_spec
 
-ENDINGS = (".vtu", ".vtk", ".vtp", ".vti", ".vts", ".vtr", ".pvd")
 _NUMBERED = re.compile(r"^(.*?)[_\-.]?(\d+)$")
 _HELPERS = ("vtkOriginalPointIds", "vtkOriginalCellIds", "vtkGhostType", "vtkValidPointMask")
 
@@ -27,15 +26,14 @@ def vtk_files(paths: Sequence[Path], hints: Hints = Hints()) -> PointClouds:
     series = _series(paths, hints)
     first = _read(series[0], hints)
     spec = cloud_spec(first, hints, [first, *(_read(group, hints) for group in series[1:4])])
-    names = [group[0].stem if len(group) == 1 else f"{group[0].parent.name}/{group[0].stem}" for group in series]
 
     def reader(number: int) -> Any:
         def read() -> Simulation:
-            return cloud_simulation(_read(series[number], hints), spec, names[number])
+            return cloud_simulation(_read(series[number], hints), spec, str(series[number][0]))
 
         return read
 
-    return PointClouds(spec, [reader(i) for i in range(len(series))], names)
+    return PointClouds(spec, [reader(i) for i in range(len(series))], [group[0] for group in series])
 
 
 def _series(paths: Sequence[Path], hints: Hints) -> list[list[Path]]:
@@ -83,7 +81,11 @@ def _read(files: Sequence[Path], hints: Hints) -> dict[str, Any]:
             predicted[name] = _values(first, where, name, flat)
     for name in first.field_data:
         values = np.asarray(first.field_data[name])
-        if values.size == 1 and values.dtype.kind in "fiu" and name not in (*hints.ignore, "TimeValue", "TIME", "CYCLE"):
+        if (
+            values.size == 1
+            and values.dtype.kind in "fiu"
+            and name not in (*hints.ignore, "TimeValue", "TIME", "CYCLE")
+        ):
             item["parameters"][name] = float(values.ravel()[0])
     return item
 
@@ -92,7 +94,7 @@ def _located(mesh: Any, path: Path, hints: Hints) -> tuple[list[str], str]:
     """The wanted fields, and whether they live at points or in cells."""
 
     def wanted(data: Any) -> list[str]:
-        names = [n for n in data.keys() if n not in (*_HELPERS, *hints.ignore) and data[n].dtype.kind in "fiu"]
+        names = [n for n in data if n not in (*_HELPERS, *hints.ignore) and data[n].dtype.kind in "fiu"]
         return [n for n in names if n in hints.roles] if hints.roles else names
 
     found = {"point": wanted(mesh.point_data), "cell": wanted(mesh.cell_data)}

@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from farfield.data.arrays import AXES, BOUNDARIES, Hints, component_names, make_spec
+from farfield.data.arrays import BOUNDARIES, Hints, component_names, make_spec
 from farfield.data.source import Cloud
 
 _ORDERS = ("t0_fields", "t1_fields", "t2_fields")
@@ -87,7 +87,12 @@ class WellFiles:
         inputs, input_units, more = self._channels(self._given, first, hints)
         boundary = hints.boundary or first.boundaries
         told_hints = Hints(
-            **{**hints.__dict__, "boundary": boundary, "time_step": time_step, "kind": "steady" if steady else "stepping"}
+            **{
+                **hints.__dict__,
+                "boundary": boundary,
+                "time_step": time_step,
+                "kind": "steady" if steady else "stepping",
+            }
         )
         extents = {cloud.extent for cloud in self._clouds}
         self.spec = make_spec(
@@ -96,6 +101,7 @@ class WellFiles:
             first.axes, min(extents, key=np.prod), spacing,
         )  # fmt: skip
         self._where = [(i, j) for i, layout in enumerate(self._layouts) for j in range(layout.trajectories)]
+        self.paths = [self._layouts[file].path for file, _ in self._where]
         self._open: dict[int, h5py.File] = {}
         self._owner = os.getpid()
 
@@ -107,7 +113,7 @@ class WellFiles:
 
     def name(self, simulation: int) -> str:
         file, trajectory = self._where[simulation]
-        return f"{self._layouts[file].path.name}, trajectory {trajectory}"
+        return f"{self._layouts[file].path}, trajectory {trajectory}"
 
     def states(self, simulation: int) -> int:
         layout = self._layouts[self._where[simulation][0]]
@@ -119,7 +125,9 @@ class WellFiles:
     def read(self, simulation: int, states: slice = slice(None)) -> NDArray[np.float32]:
         file, trajectory = self._where[simulation]
         wanted = range(self.states(simulation))[states]
-        parts = [self._read(file, trajectory, f, slice(wanted.start, wanted.stop, wanted.step)) for f in self._predicted]
+        parts = [
+            self._read(file, trajectory, f, slice(wanted.start, wanted.stop, wanted.step)) for f in self._predicted
+        ]
         return np.concatenate(parts, axis=-1)
 
     def inputs(self, simulation: int) -> NDArray[np.float32]:
@@ -152,7 +160,11 @@ class WellFiles:
         if not field.time_varying:
             values = values[None]
         components = values.shape[1 + sum(field.dim_varying) :]
-        shape = (len(values), *(n if varies else 1 for n, varies in zip(cells, field.dim_varying, strict=True)), *components)
+        shape = (
+            len(values),
+            *(n if varies else 1 for n, varies in zip(cells, field.dim_varying, strict=True)),
+            *components,
+        )
         whole = np.broadcast_to(values.reshape(shape), (len(values), *cells, *components))
         return whole.reshape(len(values), int(np.prod(cells)), -1)
 
@@ -201,10 +213,16 @@ def _layout(path: Path) -> _Layout:
                 if values.ndim > 1:
                     values = values.reshape(-1, values.shape[-1])
                     if np.ptp(values, axis=0).any():
-                        raise ValueError(f"its coordinates {axis} differ between trajectories: one file per mesh is read")
+                        raise ValueError(
+                            f"its coordinates {axis} differ between trajectories: one file per mesh is read"
+                        )
                     values = values[0]
                 coordinates.append(values)
-            times = np.asarray(file["dimensions"]["time"], dtype=np.float64) if "time" in file["dimensions"] else np.zeros(1)
+            times = (
+                np.asarray(file["dimensions"]["time"], dtype=np.float64)
+                if "time" in file["dimensions"]
+                else np.zeros(1)
+            )
             scalars = {}
             for name in _names(file["scalars"]) if "scalars" in file else ():
                 if not file["scalars"][name].attrs["time_varying"]:
@@ -241,21 +259,26 @@ def _compare(first: _Layout, other: _Layout) -> None:
     ours, theirs = ({f.name: (f.order, f.time_varying) for f in layout.fields} for layout in (first, other))
     if missing := sorted(set(ours) ^ set(theirs)):
         lacking = other.path if missing[0] in ours else first.path
-        raise ValueError(f"{lacking} has no field {missing[0]!r}, other files of the dataset have it ({first.path.name})")
+        raise ValueError(
+            f"{lacking} has no field {missing[0]!r}, other files of the dataset have it ({first.path.name})"
+        )
     for name, kind in ours.items():
         if theirs[name] != kind:
-            raise ValueError(f"field {name} is of another kind (order, varying in time) in {other.path} than in {first.path}")
+            raise ValueError(
+                f"field {name} is of another kind (order, varying in time) in {other.path} than in {first.path}"
+            )
     if other.axes != first.axes or other.boundaries != first.boundaries or set(other.scalars) != set(first.scalars):
         raise ValueError(
             f"{other.path} differs from {first.path} in axes, boundaries or scalars: "
-            f"{other.axes} {other.boundaries} {sorted(other.scalars)}, {first.axes} {first.boundaries} {sorted(first.scalars)}"
+            f"{other.axes} {other.boundaries} {sorted(other.scalars)}, "
+            f"{first.axes} {first.boundaries} {sorted(first.scalars)}"
         )
     for axis, a, b in zip(first.axes, first.coordinates, other.coordinates, strict=True):
         ours_, theirs_ = (float(np.median(np.diff(c))) for c in (a, b))
         if abs(ours_ - theirs_) > 1e-3 * abs(ours_):
             raise ValueError(
-                f"cells are {theirs_:g} wide along {axis} in {other.path}, {ours_:g} in {first.path}: all simulations of "
-                "a dataset share one spacing"
+                f"cells are {theirs_:g} wide along {axis} in {other.path}, {ours_:g} in {first.path}: all "
+                "simulations of a dataset share one spacing"
             )
     for name, unit in first.units.items():
         if other.units.get(name, unit) != unit:
@@ -278,15 +301,16 @@ def _cloud(layout: _Layout) -> Cloud:
     return Cloud(np.stack([axis.ravel() for axis in grid], axis=-1), extent, cells)
 
 
-def _roles(
-    fields: Sequence[_Field], hints: Hints, steady: bool, path: Path
-) -> tuple[list[_Field], list[_Field]]:
-    predicted, given = [], []
+def _roles(fields: Sequence[_Field], hints: Hints, steady: bool, path: Path) -> tuple[list[_Field], list[_Field]]:
+    predicted: list[_Field] = []
+    given: list[_Field] = []
     for field in fields:
         default = ("output" if steady else "state") if field.time_varying else "input"
         role = hints.roles.get(field.name, default)
         if role not in ("state", "input", "output"):
-            raise ValueError(f"{path}: field {field.name} has the unknown role {role!r}: expected state, input or output")
+            raise ValueError(
+                f"{path}: field {field.name} has the unknown role {role!r}: expected state, input or output"
+            )
         (given if role == "input" else predicted).append(field)
     if not predicted:
         raise ValueError(f"{path}: no field changes in time, and none is named as output: nothing to predict")
@@ -298,9 +322,13 @@ def _time_step(layouts: Sequence[_Layout], hints: Hints) -> float:
         return hints.time_step
     steps = {float(np.median(np.diff(layout.times))) for layout in layouts if len(layout.times) > 1}
     if not steps:
-        raise ValueError(f"{layouts[0].path} has one time only: expected at least two states, or outputs in dataset.yaml")
+        raise ValueError(
+            f"{layouts[0].path} has one time only: expected at least two states, or outputs in dataset.yaml"
+        )
     if max(steps) - min(steps) > 1e-3 * max(steps):
-        raise ValueError(f"states are {min(steps):g} apart in some files and {max(steps):g} in others: expected one time step")
+        raise ValueError(
+            f"states are {min(steps):g} apart in some files and {max(steps):g} in others: expected one time step"
+        )
     return float(f"{max(steps):.6g}")
 
 
@@ -315,6 +343,3 @@ def _names(group: h5py.Group) -> list[str]:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-__all__ = ["AXES", "WellFiles"]
