@@ -42,7 +42,8 @@ def tiny_experiment(problem: str, folder: Path):
         for name in ("train", "validation", "test", "s2", "s3")
     }
     dataset = whole.dataset.replace(splits=splits, **small)
-    return replace(whole, dataset=dataset, scales=("1", "2", "3"), amounts={}, dense_amounts={}, minutes=0.1)
+    preset = replace(whole.preset, scales=("1", "2", "3"), amounts={}, dense_amounts={}, minutes=0.1)
+    return replace(whole, dataset=dataset, preset=preset)
 
 
 @pytest.fixture
@@ -91,16 +92,16 @@ def urban_reproduced(urban_data, tmp_path_factory):
     """A tiny experiment on urban wind: its description, its folder and what was said (tests must not change it)."""
     import io
 
-    from farfield.evaluation.subject import Amount
-    from farfield.recipes import experiment
     from rich.console import Console
     from urban_layout import TINY_AB_SWIFT
 
-    from farfield.studies.reproduce import reproduce
+    from farfield.evaluation.evaluate import Amount
+    from farfield.studies.reproduce import experiment, reproduce
 
     out, said = tmp_path_factory.mktemp("urban-runs"), io.StringIO()
     plan = experiment("urban-wind", "quick", urban_data, TINY_AB_SWIFT)
-    plan = replace(plan, amounts=dict.fromkeys(plan.scales, Amount(draws=2)), minutes=0.1)
+    amounts = dict.fromkeys(plan.preset.scales, Amount(draws=2))
+    plan = replace(plan, preset=replace(plan.preset, amounts=amounts, minutes=0.1))
     reproduce(plan, ["rope", "laape"], [0], out, console=Console(file=said, width=200))
     return plan, out, said.getvalue()
 

@@ -14,9 +14,10 @@ from farfield.evaluation.rows import Row
 from farfield.problems import PROBLEMS, problem_named, problem_of
 from farfield.report.saved import Presentation
 from farfield.runs.run import Run
+from farfield.runs.weights import Device
 
 
-def load(name_or_run: str | Path, *, device: str | None = None) -> Any:
+def load(name_or_run: str | Path, *, device: Device = None) -> Any:
     """Load a shipped model by name, or the best weights of a run's folder; its problem decides what it can do.
 
     ``load("swe-laape").step({"v": v, "h": h}, positions)``, ``load("urban-wind-laape").predict("city.stl", ...)``;
@@ -32,7 +33,7 @@ def evaluate(
     *,
     amount: Amount = Amount(),
     data: str | Path | None = None,
-    device: str | None = None,
+    device: Device = None,
     console: Console | None = None,
 ) -> list[Row]:
     """Measure a run's errors on domains of rising size (the paper's by default), skipping what is done.

@@ -134,6 +134,10 @@ def test_a_run_of_a_problem_that_is_not_built_in_is_what_its_data_says(farfield,
     rows = ff.evaluate("runs/mine", ["1", "3"])
     assert {row.scale for row in rows} == {"1", "3"}
     assert "<h2>heat</h2>" in report(["runs/mine"], "report").read_text()
+    farfield("train", "--config", "runs/mine/config.yaml", "--out", "runs/again")
+    assert (tmp_path / "runs/again/last.safetensors").read_bytes() == (
+        tmp_path / "runs/mine/last.safetensors"
+    ).read_bytes()
 
 
 def test_a_folder_of_an_older_version_is_read(farfield, tmp_path):

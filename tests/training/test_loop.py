@@ -114,7 +114,7 @@ def test_a_stop_signal_saves_and_the_run_continues_exactly(tiny, tmp_path):
 
 def test_a_run_is_repeated_by_its_own_configuration(tiny, tmp_path):
     first = train(tiny.changed(AWKWARD), tmp_path / "first")
-    assert_same_run(train(first.config(), tmp_path / "second"), first)
+    assert_same_run(train(config_of(first), tmp_path / "second"), first)
     other = train(tiny.changed({**AWKWARD, "seed": 1}), tmp_path / "other")
     assert losses(other) != losses(first)
 

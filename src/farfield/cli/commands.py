@@ -93,7 +93,7 @@ def train(
 
     `farfield train --resume runs/muon`
     """
-    from farfield.problems import problem_named, problem_of
+    from farfield.problems import problem_for, problem_named, problem_of
     from farfield.runs.config import parse_settings, read_settings
     from farfield.runs.run import Run
     from farfield.training.loop import Interrupted, fit, is_first_process
@@ -109,7 +109,7 @@ def train(
         run_config = chosen.config(run)
     elif config is not None:
         values = read_settings(config)
-        chosen = problem_named(values["problem"])
+        chosen = problem_for(values)
         run_config = chosen.run_type.parse(values, str(config)).changed(parse_settings(settings))
         run = Run(out or Path("runs") / config.resolve().parent.name)
     else:

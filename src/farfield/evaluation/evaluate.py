@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from farfield.evaluation.rows import Record, Row, scale_order
 from farfield.runs.run import Run
+from farfield.runs.weights import Device
 
 Numbers = tuple[str, str, int, float, int]  # field, metric, horizon, value, samples: the end of a row
 Pictures = Callable[[], dict[str, NDArray]]  # made when the clock has stopped
@@ -76,7 +77,7 @@ def in_order(scales: Iterable[str]) -> list[str]:
 class Scored(Protocol):
     """What evaluation asks of a problem."""
 
-    def subject(self, run: Run, data: str | Path | None = None, device: str | None = None) -> Subject:
+    def subject(self, run: Run, data: str | Path | None = None, device: Device = None) -> Subject:
         """A run and its test data, in the folder ``data`` or in that which it was trained on."""
 
 
@@ -87,7 +88,7 @@ def evaluate(
     *,
     amount: Amount = Amount(),
     data: str | Path | None = None,
-    device: str | None = None,
+    device: Device = None,
     console: Console | None = None,
 ) -> list[Row]:
     """Evaluate a run at these scales (the paper's by default), skipping what is done.

@@ -30,6 +30,7 @@ from farfield.evaluation.metrics import mean_error, relative_errors, variance_sc
 from farfield.files import fingerprint
 from farfield.prediction.stepping import Predictor
 from farfield.runs.run import Run
+from farfield.runs.weights import Device
 
 PICTURED_SCALES = ("1", "3", "10")  # the paper's figures
 PICTURED_STEPS = 3  # of a rollout in two dimensions; in one dimension all of them are kept
@@ -43,7 +44,7 @@ class StepPairSubject:
     default_scales: tuple[str, ...] = ("1", "2", "3", "7", "10")
     shown: tuple[str, ...] = ("l1_step",)
 
-    def __init__(self, run: Run, folder: str | Path, device: str | None):
+    def __init__(self, run: Run, folder: str | Path, device: Device):
         self.run, self.folder = run, Path(folder)
         self.predictor = Predictor.load(run, device)
         self.splits: dict[str, Split] = {}

@@ -24,7 +24,7 @@ from farfield.models.config import EncodingConfig, ModelConfig
 from farfield.models.tokens import grid_of
 from farfield.models.transformer_operator import TransformerOperator
 from farfield.runs.run import Run
-from farfield.runs.weights import chosen_device, load_weights
+from farfield.runs.weights import Device, chosen_device, load_weights
 
 Fields = Mapping[str, ArrayLike]
 
@@ -54,7 +54,7 @@ class Predictor:
         )
 
     @classmethod
-    def load(cls, run: Run, device: str | torch.device | None = None) -> Predictor:
+    def load(cls, run: Run, device: Device = None) -> Predictor:
         """The best weights of a run; on CUDA where there is one, unless a device is given."""
         config, description = run.settings(), run.dataset()
         try:

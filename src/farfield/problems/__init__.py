@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
+from farfield.data.spec import SampleSpec
+from farfield.data.the_well import open_split
 from farfield.problems.problem import Problem, SteppingProblem
 from farfield.report.saved import Presentation
 from farfield.runs.run import Run
@@ -28,15 +31,18 @@ def problem_named(name: str) -> Problem:
 def problem_of(run: Run) -> Problem:
     """The problem of a run's folder: a built-in one by its name, else what its data says that it is."""
     name = run.settings()["problem"]
-    return problem_named(name) if name in PROBLEMS else own_problem(run.dataset())
+    return problem_named(name) if name in PROBLEMS else own_problem(SampleSpec.model_validate(run.dataset()["spec"]))
 
 
-def own_problem(description: dict[str, Any]) -> Problem:
-    """The problem that a user's data is, from its description in a run's ``dataset.json``."""
-    from farfield.data.spec import SampleSpec
+def problem_for(settings: Mapping[str, Any]) -> Problem:
+    """The problem of a run that has yet to begin, from its settings."""
+    name = settings["problem"]
+    return problem_named(name) if name in PROBLEMS else own_problem(open_split(settings["dataset"], "train").spec)
 
-    spec = SampleSpec.model_validate(description["spec"])
+
+def own_problem(spec: SampleSpec) -> Problem:
+    """The problem that a user's data is."""
     return SteppingProblem(spec.problem, Presentation(spec.problem), spec)
 
 
-__all__ = ["PROBLEMS", "Problem", "SteppingProblem", "own_problem", "problem_named", "problem_of"]
+__all__ = ["PROBLEMS", "Problem", "SteppingProblem", "own_problem", "problem_for", "problem_named", "problem_of"]

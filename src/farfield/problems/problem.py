@@ -27,6 +27,7 @@ from farfield.models.config import EncodingName
 from farfield.report.saved import Presentation
 from farfield.runs.config import RunConfig, SteppingRun
 from farfield.runs.run import Run
+from farfield.runs.weights import Device
 
 if TYPE_CHECKING:
     from farfield.prediction.stepping import Predictor
@@ -102,15 +103,15 @@ class Problem(ABC):
         """Model, data and loss of a run."""
 
     @abstractmethod
-    def predictor(self, run: Run, device: str | None = None) -> Any:
+    def predictor(self, run: Run, device: Device = None) -> Any:
         """The best weights of a run, ready to predict in physical units."""
 
     @abstractmethod
-    def subject(self, run: Run, data: str | Path | None = None, device: str | None = None) -> Subject:
+    def subject(self, run: Run, data: str | Path | None = None, device: Device = None) -> Subject:
         """A run and its test data, in the folder ``data`` or in that which it was trained on."""
 
     @abstractmethod
-    def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: str | None = None) -> str:
+    def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         """``farfield predict``: from the options that were given to a file; returns what was done, in words."""
 
 
@@ -134,17 +135,17 @@ class SteppingProblem(Problem):
 
         return step_pair_task(config)
 
-    def predictor(self, run: Run, device: str | None = None) -> Predictor:
+    def predictor(self, run: Run, device: Device = None) -> Predictor:
         from farfield.prediction.stepping import Predictor
 
         return Predictor.load(run, device)
 
-    def subject(self, run: Run, data: str | Path | None = None, device: str | None = None) -> Subject:
+    def subject(self, run: Run, data: str | Path | None = None, device: Device = None) -> Subject:
         from farfield.evaluation.stepping import StepPairSubject
 
         return StepPairSubject(run, data or run.settings()["dataset"], device)
 
-    def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: str | None = None) -> str:
+    def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         require(run, options, "input", "states", ("steps", "start"))
         from farfield.prediction.files import predict_file
 

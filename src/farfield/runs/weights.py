@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 from farfield.files import atomic_path
 
+Device = str | torch.device | None
 
-def chosen_device(device: str | torch.device | None) -> torch.device:
+
+def chosen_device(device: Device) -> torch.device:
     """CUDA where there is one, unless given."""
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if chosen.type == "cuda" and not torch.cuda.is_available():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from farfield.api import load
 from farfield.evaluation.evaluate import Amount, evaluate
 from farfield.problems import Problem, problem_named
+from farfield.problems.problem import Preset
 from farfield.report.page import write_report
 from farfield.runs.config import RunConfig
 from farfield.runs.run import Run, shipped_models
@@ -25,26 +26,23 @@ class Experiment:
     """The paper's experiment on one problem: which data, which runs, evaluated how far."""
 
     problem: Problem
-    preset: str
+    name: str
+    """Of the preset."""
+    preset: Preset
     data: Path
     dataset: Any
     """Settings of the data, as its generation takes them."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any]
     """Changes to the preset's runs."""
-    scales: tuple[str, ...] = ()
-    amounts: Mapping[str, Amount] = field(default_factory=dict)
-    dense_amounts: Mapping[str, Amount] = field(default_factory=dict)
-    minutes: float = 0.0
-    """These as in :class:`farfield.problems.problem.Preset`."""
 
     def run(self, encoding: str, seed: int) -> RunConfig:
         """The configuration of one of its runs."""
-        return self.problem.run(self.preset, encoding, str(self.data), seed).changed(self.settings)
+        return self.problem.run(self.name, encoding, str(self.data), seed).changed(self.settings)
 
     def amount(self, encoding: str, scale: str) -> Amount:
         """How much of a scale is evaluated with an encoding."""
-        amount = self.amounts.get(scale, Amount())
-        return self.dense_amounts.get(scale, amount) if encoding == "rope" else amount
+        amount = self.preset.amounts.get(scale, Amount())
+        return self.preset.dense_amounts.get(scale, amount) if encoding == "rope" else amount
 
 
 def experiment(
@@ -55,17 +53,8 @@ def experiment(
     chosen = problem.preset(preset)
     if problem.generation is None:
         raise ValueError(f"{problem.name} has no data of its own to repeat an experiment with")
-    return Experiment(
-        problem,
-        preset,
-        Path(data),
-        problem.generation.configure(preset, scales=chosen.data_scales),
-        settings or {},
-        chosen.scales,
-        chosen.amounts,
-        chosen.dense_amounts,
-        chosen.minutes,
-    )
+    dataset = problem.generation.configure(preset, scales=chosen.data_scales)
+    return Experiment(problem, preset, chosen, Path(data), dataset, settings or {})
 
 
 def reproduce(
@@ -87,12 +76,13 @@ def reproduce(
         _check_same(experiment.problem, runs[name], config)
     todo = [name for name in configs if not is_trained(runs[name], configs[name])]
     unfinished = [name for name in configs if name in todo or not runs[name].evaluation_path.exists()]
+    duration = _duration(experiment.preset.minutes * len(unfinished))
     console.print(
-        f"[bold]{experiment.problem.name}, preset {experiment.preset}[/]: train {', '.join(encodings)} "
+        f"[bold]{experiment.problem.name}, preset {experiment.name}[/]: train {', '.join(encodings)} "
         f"({len(configs)} runs, {len(configs) - len(todo)} already trained) on one domain size, then test them on "
-        f"domains of {', '.join(experiment.scales)} times that size.\n"
+        f"domains of {', '.join(experiment.preset.scales)} times that size.\n"
         f"Data in {experiment.data}, runs and report in {out}. "
-        f"This takes about {_duration(experiment.minutes * len(unfinished))} on two cores; Ctrl-C stops, and the same "
+        f"This takes about {duration} on two cores; Ctrl-C stops, and the same "
         "command continues.",
         highlight=False,
     )
@@ -107,7 +97,7 @@ def reproduce(
         fit(experiment.problem, configs[name], runs[name], resume=begun, accelerator=accelerator, console=console)
     for name, config in configs.items():
         _say(console, 4, f"evaluating {name}")
-        for scale in experiment.scales:
+        for scale in experiment.preset.scales:
             amount = experiment.amount(config.encoding.name, scale)
             if amount.is_nothing():
                 console.print(f"{name}, s = {scale}: left out, it would take hours here", highlight=False)
@@ -126,7 +116,7 @@ def rehearse(experiment: Experiment, configs: Mapping[str, RunConfig], accelerat
     quiet = Console(quiet=True)
     for name, config in configs.items():
         short = config.changed({"training.steps": 1, "training.validation_items": 1})
-        scales = [scale for scale in experiment.scales if not experiment.amount(name, scale).is_nothing()]
+        scales = [scale for scale in experiment.preset.scales if not experiment.amount(name, scale).is_nothing()]
         with tempfile.TemporaryDirectory(prefix="farfield-rehearsal-") as folder:
             run = Run(Path(folder) / name)
             fit(experiment.problem, short, run, accelerator=accelerator, console=quiet)

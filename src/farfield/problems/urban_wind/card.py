@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-import pyvista as pv
 
-from farfield.files import atomic_path, atomic_write_text
+from farfield.files import atomic_write_text
 from farfield.problems.urban_wind.buildings import (
     BUILDING_HEIGHT,
     BUILDINGS_PER_HECTARE,
@@ -22,8 +20,8 @@ from farfield.problems.urban_wind.buildings import (
 )
 from farfield.problems.urban_wind.files import SPLIT_SCALES
 from farfield.problems.urban_wind.inflow_profiles import C_MU, KAPPA
+from farfield.problems.urban_wind.pictures import draw_pedestrian_wind
 
-PEDESTRIAN_HEIGHT = 2.0  # m
 RESIDUALS = ("Ux", "Uy", "Uz", "p", "k", "epsilon")
 
 
@@ -152,25 +150,3 @@ def _table(rows: list[dict[str, str]]) -> str:
     names = list(rows[0])
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     return "\n".join(lines + ["| " + " | ".join(row.values()) + " |" for row in rows])
-
-
-def draw_pedestrian_wind(volume_file: Path, picture: Path, title: str) -> None:
-    """Map of the wind speed at 2 m height."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.tri import Triangulation
-
-    volume = pv.read(volume_file).cell_data_to_point_data()
-    plane = volume.slice(normal="z", origin=(0, 0, PEDESTRIAN_HEIGHT)).triangulate()
-    x, y = plane.points[:, :2].T
-    speed = np.linalg.norm(plane["velocity"], axis=1)
-    figure, axes = pyplot.subplots(figsize=(9, 1.1 + 7.2 * np.ptp(y) / np.ptp(x)), layout="constrained")
-    triangles = Triangulation(x, y, plane.regular_faces)
-    map_ = axes.tripcolor(triangles, speed, shading="gouraud", cmap="viridis")
-    axes.set(xlim=(x.min(), x.max()), ylim=(y.min(), y.max()), aspect="equal")
-    axes.set(xlabel="x [m], along the wind", ylabel="y [m]", title=title)
-    axes.set_facecolor("0.85")  # buildings: no cells there
-    figure.colorbar(map_, ax=axes, label="wind speed at 2 m [m/s]")
-    with atomic_path(picture) as partial:
-        figure.savefig(partial, dpi=110, format="png")
-    pyplot.close(figure)

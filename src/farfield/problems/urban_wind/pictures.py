@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import pyvista as pv
 import trimesh
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt
 
 from farfield.files import atomic_path
-from farfield.problems.urban_wind.card import PEDESTRIAN_HEIGHT
+from farfield.problems.urban_wind.files import UrbanWindFiles
 from farfield.problems.urban_wind.site import Site
 from farfield.report.figures import Drawn
 from farfield.report.saved import Results, SavedRun
@@ -25,10 +26,66 @@ from farfield.style import ERROR_MAP, FIELD_MAP, NAMES
 
 Array = NDArray[np.floating]
 
+PEDESTRIAN_HEIGHT = 2.0  # m
+PICTURED_POINTS = 400  # along a picture's longer side
 BUILDINGS = "0.75"  # grey
 MARGIN = 40.0  # m around the buildings
 PIXELS = 300  # along the longer side, at most
 SMALLEST_PIXEL = 1.0  # m
+
+
+def wind_pictures(files: UrbanWindFiles, split: str, number: int, velocity: NDArray) -> dict[str, NDArray]:
+    """True and predicted wind speed at pedestrian height and in a cut along the wind; NaN inside buildings."""
+    case, volume = files.load(split, number), files.volume(split, number)
+    volume.clear_data()
+    for name, vectors in (("truth", case.fields["velocity"]), ("prediction", velocity)):
+        volume.cell_data[name] = np.linalg.norm(vectors, axis=1)
+    volume = volume.cell_data_to_point_data()
+    x0, x1, y0, y1, z0, z1 = volume.bounds
+    highest_roof = case.obstacles[case.obstacles[..., 2].mean(1).argmax()]
+    through = float(highest_roof[:, 1].mean())
+    pictures: dict[str, NDArray] = {}
+    for kind, plane in (
+        ("map", (x0, x1, y0, y1, PEDESTRIAN_HEIGHT, PEDESTRIAN_HEIGHT)),
+        ("cut", (x0, x1, through, through, z0, z1)),
+    ):
+        pictures[f"{kind}_bounds"] = np.array(plane)
+        pictures |= {f"{kind}_{name}": values for name, values in on_plane(volume, plane).items()}
+    return pictures
+
+
+def on_plane(
+    volume: pv.DataSet, bounds: tuple[float, ...], names: tuple[str, ...] = ("truth", "prediction")
+) -> dict[str, NDArray[np.float32]]:
+    """Point data on a regular grid over a plane along two axes: arrays (n, m), NaN where there is no air."""
+    low, high = np.array(bounds[::2]), np.array(bounds[1::2])
+    counts = np.where(high > low, np.maximum(2, PICTURED_POINTS * (high - low) / (high - low).max()), 1).astype(int)
+    if counts.min() == 1 and bounds[5] > bounds[4]:
+        counts[2] = PICTURED_POINTS // 4  # the air is flat: a cut shows it stretched
+    spacing = np.where(counts > 1, (high - low) / np.maximum(counts - 1, 1), 1.0)
+    inset = 1e-6 * (high - low)  # the outermost points belong to the mesh
+    grid = pv.ImageData(dimensions=counts, spacing=spacing * (1 - 2e-6), origin=low + inset).sample(volume)
+    air = grid["vtkValidPointMask"].astype(bool)
+    shape = tuple(int(n) for n in counts if n > 1)
+    return {name: np.where(air, grid[name], np.nan).astype(np.float32).reshape(shape, order="F") for name in names}
+
+
+def draw_pedestrian_wind(volume_file: Path, picture: Path, title: str) -> None:
+    """Map of the wind speed at 2 m height, from a file of the dataset."""
+    volume = pv.read(volume_file)
+    speed = np.linalg.norm(volume.cell_data["velocity"], axis=1)
+    volume.clear_data()
+    volume.cell_data["speed"] = speed
+    x0, x1, y0, y1, *_ = volume.bounds
+    height = PEDESTRIAN_HEIGHT
+    values = on_plane(volume.cell_data_to_point_data(), (x0, x1, y0, y1, height, height), ("speed",))["speed"]
+    figure = Figure(figsize=(9, 1.1 + 7.2 * (y1 - y0) / (x1 - x0)), layout="constrained")
+    axes = figure.subplots()
+    map_ = draw_plane(axes, values, (x0, x1, y0, y1), FIELD_MAP)
+    axes.set(xlabel="x [m], along the wind", ylabel="y [m]", title=title)
+    figure.colorbar(map_, ax=axes, label=f"wind speed at {height:g} m [m/s]")
+    with atomic_path(picture) as partial:
+        figure.savefig(partial, dpi=110, format="png")
 
 
 @dataclass(frozen=True)
@@ -107,7 +164,7 @@ def wind_speeds(problem: str, runs: dict[str, SavedRun], scale: str, kind: str) 
 
     def speed(axes: Axes, values: NDArray, title: str) -> AxesImage:
         axes.set_title(title, fontsize="medium")
-        return _plane(axes, values, box, FIELD_MAP, 0.0, fastest)
+        return draw_plane(axes, values, box, FIELD_MAP, 0.0, fastest)
 
     shown = speed(panels[0][0], truth, "CFD")
     panels[0][1].axis("off")
@@ -116,7 +173,7 @@ def wind_speeds(problem: str, runs: dict[str, SavedRun], scale: str, kind: str) 
         speed(row[0], predicted, NAMES[encoding])
         error = predicted - truth
         row[1].set_title(f"{NAMES[encoding]}: error, mean {np.nanmean(np.abs(error)):.2f} m/s", fontsize="medium")
-        wrong = _plane(row[1], error, box, ERROR_MAP, -fastest / 2, fastest / 2)
+        wrong = draw_plane(row[1], error, box, ERROR_MAP, -fastest / 2, fastest / 2)
     for row in panels:
         row[0].set_ylabel("y [m]" if kind == "map" else "z [m]")
     for axes in panels[-1]:
@@ -129,11 +186,17 @@ def wind_speeds(problem: str, runs: dict[str, SavedRun], scale: str, kind: str) 
     return Drawn(f"{problem}-s{scale}-{kind}", caption, figure)
 
 
-def _plane(
-    axes: Axes, values: NDArray, box: tuple[float, float, float, float], colours: str, low: float, high: float
+def draw_plane(
+    axes: Axes,
+    values: NDArray,
+    box: tuple[float, float, float, float],
+    colours: str,
+    low: float | None = None,
+    high: float | None = None,
 ) -> AxesImage:
+    """Values (n, m) on a plane, grey where there is no air; a cut, too flat to be seen as it is, is stretched."""
     shades = mpl.colormaps[colours].with_extremes(bad=BUILDINGS)
-    flat = box[3] - box[2] < 100  # a cut, too flat to be seen as it is
+    flat = box[3] - box[2] < 100
     return axes.imshow(
         values.T, origin="lower", extent=box, cmap=shades, vmin=low, vmax=high, aspect="auto" if flat else "equal"
     )

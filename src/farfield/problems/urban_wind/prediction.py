@@ -25,7 +25,7 @@ from farfield.problems.urban_wind.files import FIELD_WIDTHS, UrbanCase
 from farfield.problems.urban_wind.sampling import PointCounts, UrbanNormalisation, UrbanSample, draw_sample
 from farfield.problems.urban_wind.site import Site
 from farfield.runs.run import Run
-from farfield.runs.weights import chosen_device, load_weights
+from farfield.runs.weights import Device, chosen_device, load_weights
 
 Fields = dict[str, NDArray[np.float32]]
 Advance = Callable[[float], None]  # hears of every share of a draw that is done
@@ -56,7 +56,7 @@ class UrbanPredictor:
         self.device = next(model.parameters()).device
 
     @classmethod
-    def load(cls, run: Run, device: str | torch.device | None = None) -> UrbanPredictor:
+    def load(cls, run: Run, device: Device = None) -> UrbanPredictor:
         """The best weights of a run; on CUDA where there is one, unless a device is given."""
         config = UrbanRun.parse(run.settings(), str(run.config_path))
         model = config.build()

@@ -20,6 +20,7 @@ from farfield.problems.urban_wind.config import UrbanRun
 from farfield.problems.urban_wind.shown import SHOWN
 from farfield.runs.config import RunConfig
 from farfield.runs.run import Run
+from farfield.runs.weights import Device
 
 if TYPE_CHECKING:
     from farfield.problems.urban_wind.prediction import UrbanPredictor
@@ -142,17 +143,17 @@ class UrbanWind(Problem):
 
         return urban_task(config)
 
-    def predictor(self, run: Run, device: str | None = None) -> UrbanPredictor:
+    def predictor(self, run: Run, device: Device = None) -> UrbanPredictor:
         from farfield.problems.urban_wind.prediction import UrbanPredictor
 
         return UrbanPredictor.load(run, device)
 
-    def subject(self, run: Run, data: str | Path | None = None, device: str | None = None) -> Subject:
+    def subject(self, run: Run, data: str | Path | None = None, device: Device = None) -> Subject:
         from farfield.problems.urban_wind.scoring import UrbanSubject
 
         return UrbanSubject(run, data or run.settings()["dataset"], device)
 
-    def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: str | None = None) -> str:
+    def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         known = (
             "roughness",
             "wind_direction",

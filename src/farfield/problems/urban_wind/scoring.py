@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyvista as pv
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,14 +21,14 @@ from torch import Tensor
 from farfield.evaluation.evaluate import Advance, Amount, Numbers, Pictures
 from farfield.evaluation.metrics import mean_error, relative_errors
 from farfield.files import fingerprint
-from farfield.problems.urban_wind.card import PEDESTRIAN_HEIGHT
 from farfield.problems.urban_wind.files import SPLIT_INDEX, SPLIT_SCALES, UrbanCase, UrbanWindFiles
+from farfield.problems.urban_wind.pictures import wind_pictures
 from farfield.problems.urban_wind.prediction import UrbanPredictor
 from farfield.problems.urban_wind.sampling import in_building_square
 from farfield.runs.run import Run
+from farfield.runs.weights import Device
 
 SPLITS = {f"{scale:g}": split for split, scale in SPLIT_SCALES.items() if split not in ("train", "val")}
-PICTURED_POINTS = 400  # along a picture's longer side
 
 
 class UrbanSubject:
@@ -38,7 +37,7 @@ class UrbanSubject:
     default_scales: tuple[str, ...] = tuple(SPLITS)
     shown: tuple[str, ...] = ("l1_buildings", "l1_wake")
 
-    def __init__(self, run: Run, folder: str | Path, device: str | None):
+    def __init__(self, run: Run, folder: str | Path, device: Device):
         self.predictor = UrbanPredictor.load(run, device)
         self.files = UrbanWindFiles(folder, self.predictor.fields, keep_in_memory=True)
         self.cities: dict[str, list[int]] = {}
@@ -122,40 +121,3 @@ def region_errors(fields: dict[str, NDArray], case: UrbanCase) -> dict[tuple[str
             for norm, values in relative_errors(*both).items():
                 errors[name, f"{norm}_{region}"] = values[:, 0]
     return errors
-
-
-def wind_pictures(files: UrbanWindFiles, split: str, number: int, velocity: NDArray) -> dict[str, NDArray]:
-    """True and predicted wind speed at pedestrian height and in a cut along the wind; NaN inside buildings."""
-    case, volume = files.load(split, number), files.volume(split, number)
-    volume.clear_data()
-    for name, vectors in (("truth", case.fields["velocity"]), ("prediction", velocity)):
-        volume.cell_data[name] = np.linalg.norm(vectors, axis=1)
-    volume = volume.cell_data_to_point_data()
-    x0, x1, y0, y1, z0, z1 = volume.bounds
-    highest_roof = case.obstacles[case.obstacles[..., 2].mean(1).argmax()]
-    through = float(highest_roof[:, 1].mean())
-    pictures: dict[str, NDArray] = {}
-    for kind, plane in (
-        ("map", (x0, x1, y0, y1, PEDESTRIAN_HEIGHT, PEDESTRIAN_HEIGHT)),
-        ("cut", (x0, x1, through, through, z0, z1)),
-    ):
-        pictures[f"{kind}_bounds"] = np.array(plane)
-        pictures |= {f"{kind}_{name}": values for name, values in _on_plane(volume, plane).items()}
-    return pictures
-
-
-def _on_plane(volume: pv.DataSet, bounds: tuple[float, ...]) -> dict[str, NDArray[np.float32]]:
-    """Point data on a regular grid over a plane along two axes: arrays (n, m), NaN where there is no air."""
-    low, high = np.array(bounds[::2]), np.array(bounds[1::2])
-    counts = np.where(high > low, np.maximum(2, PICTURED_POINTS * (high - low) / (high - low).max()), 1).astype(int)
-    if counts.min() == 1 and bounds[5] > bounds[4]:
-        counts[2] = PICTURED_POINTS // 4  # the air is flat: a cut shows it stretched
-    spacing = np.where(counts > 1, (high - low) / np.maximum(counts - 1, 1), 1.0)
-    inset = 1e-6 * (high - low)  # the outermost points belong to the mesh
-    grid = pv.ImageData(dimensions=counts, spacing=spacing * (1 - 2e-6), origin=low + inset).sample(volume)
-    air = grid["vtkValidPointMask"].astype(bool)
-    shape = tuple(int(n) for n in counts if n > 1)
-    return {
-        name: np.where(air, grid[name], np.nan).astype(np.float32).reshape(shape, order="F")
-        for name in ("truth", "prediction")
-    }
