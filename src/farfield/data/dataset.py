@@ -30,7 +30,7 @@ from farfield.data.arrays import (
     point_clouds,
     read_npz,
 )
-from farfield.data.source import Cloud, Moments, Source, Subset, each_state
+from farfield.data.source import Cloud, Moments, Selection, Source, each_state
 from farfield.data.spec import SampleSpec
 from farfield.data.vtk_names import ENDINGS
 from farfield.data.well_files import WellFiles
@@ -40,6 +40,7 @@ from farfield.settings import Strict
 SPLITS = ("train", "validation", "test")
 _ALIASES = {"valid": "validation", "val": "validation"}  # The Well says valid
 DESCRIPTION = "dataset.yaml"
+STATISTICS = ("states", "changes", "inputs", "parameters")
 
 
 class FieldDescription(Strict):
@@ -89,7 +90,10 @@ class Description(Strict):
     @classmethod
     def read(cls, path: Path) -> Self:
         try:
-            return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+            values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            if isinstance(values, dict) and {"cells", "states", "splits"} <= set(values):
+                return cls()  # how one of our generators made it: its files say all that is needed
+            return cls.model_validate(values)
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not valid YAML: {error}") from None
         except ValidationError as error:
@@ -192,12 +196,15 @@ class Dataset:
         """The simulations of one split."""
         if name not in self.splits:
             raise ValueError(f"unknown split {name!r}: expected one of {', '.join(self.splits)}")
-        return Subset(self.source, self.splits[name])
+        return Selection((self.source, self.splits[name]))
 
-    def check(self) -> None:
-        """Refuse what cannot be learned from, naming the simulation and the place; reads everything once."""
+    def check(self, *, whole: bool = False) -> None:
+        """Refuse what cannot be learned from, naming the simulation and the place; reads everything once.
+
+        ``whole``: the data is used as it is beside other data, so it need not suffice for splits and statistics.
+        """
         spec, source = self.spec, self.source
-        if len(source) < 3:
+        if len(source) < 3 and not whole:
             raise ValueError(
                 f"expected at least three simulations, one each to train on, to validate and to test, got {len(source)}"
             )
@@ -216,7 +223,8 @@ class Dataset:
             _check_finite(source.parameters(simulation)[None], spec.parameters, where)
             if spec.kind == "stepping" and source.states(simulation) < 2:
                 raise ValueError(f"{where} has one state only: expected at least two")
-        self.statistics()
+        if not whole:
+            self.statistics()
 
     def statistics(self, split: str = "train") -> dict[str, dict[str, list[float]]]:
         """Mean and spread of what a network sees, over a split: fields, their changes, inputs, parameters.
@@ -291,7 +299,7 @@ class Dataset:
 
         Readable by :func:`open_dataset`, by NumPy, and by anyone: names are those of the fields.
         """
-        folder, spec = Path(folder), self.spec
+        folder = Path(folder)
         if (folder / DESCRIPTION).exists():
             raise ValueError(f"{folder} already holds a dataset: choose another folder")
         chosen = _checked_splits(splits, len(self)) if splits else self.splits
@@ -300,20 +308,27 @@ class Dataset:
             path = folder / f"simulation_{simulation:0{digits}d}.npz"
             with atomic_path(path) as partial, partial.open("wb") as file:
                 np.savez(file, **dict(self._arrays(simulation)))  # type: ignore[arg-type]
-        fields = {}
-        grouped = {part: name for name, parts in spec.vectors.items() for part in parts}
+        self.describe(folder / DESCRIPTION, chosen)
+        return folder
+
+    def describe(self, path: str | Path, splits: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Write what was understood as ``dataset.yaml``."""
+        spec = self.spec
         roles = dict.fromkeys(spec.fields, "state" if spec.kind == "stepping" else "output")
         units = dict(zip((*spec.fields, *spec.inputs), (*spec.field_units, *spec.input_units), strict=True))
+        owner = {part: name for name, parts in spec.vectors.items() for part in parts}
+        fields: dict[str, Any] = {}
         for channel, role in (roles | dict.fromkeys(spec.inputs, "input")).items():
             entry: dict[str, Any] = {"role": role, "unit": units[channel]}
-            fields[grouped.get(channel, channel)] = entry | ({"log": True} if channel in spec.log else {})
+            fields[owner.get(channel, channel)] = entry | ({"log": True} if channel in spec.log else {})
         written = {
-            "problem": spec.problem, "kind": spec.kind, "boundary": list(spec.boundaries), "time_step": spec.time_step or None,
-            "time_unit": spec.time_unit, "length_unit": spec.length_unit, "fields": fields,
-            "splits": {name: list(map(int, numbers)) for name, numbers in chosen.items()},
+            "problem": spec.problem, "kind": spec.kind, "boundary": list(spec.boundaries),
+            "time_step": spec.time_step or None, "time_unit": spec.time_unit, "length_unit": spec.length_unit,
+            "fields": fields,
         }  # fmt: skip
-        atomic_write_text(folder / DESCRIPTION, yaml.safe_dump(written, sort_keys=False))
-        return folder
+        if splits:
+            written["splits"] = {name: list(map(int, numbers)) for name, numbers in splits.items()}
+        atomic_write_text(path, yaml.safe_dump(written, sort_keys=False))
 
     def _arrays(self, simulation: int) -> Iterator[tuple[str, NDArray]]:
         spec, cloud = self.spec, self.source.cloud(simulation)
@@ -376,7 +391,7 @@ def open_dataset(path: str | Path) -> Dataset:
         source = vtk_files(paths, hints)
     else:
         source = WellFiles(paths, hints)
-    splits: Mapping[str, Sequence[int]] | None = description.splits
+    splits: Mapping[str, Sequence[int]] | None = description.splits if path.is_dir() else None
     if splits is None and path.is_dir():
         splits = _splits_by_folder(source.paths)
     return Dataset(source, splits, folder if path.is_dir() else None)

@@ -75,7 +75,7 @@ class Moments:
 
     def add(self, values: NDArray) -> None:
         """Values (..., C)."""
-        rows = np.asarray(values, dtype=np.float64).reshape(-1, values.shape[-1])
+        rows = np.asarray(values, dtype=np.float64).reshape(int(np.prod(values.shape[:-1])), values.shape[-1])
         if self.count == 0:
             self.shift = rows.mean(0) if len(rows) else np.zeros(rows.shape[-1])
             self.total, self.squares = np.zeros_like(self.shift), np.zeros_like(self.shift)
@@ -94,36 +94,39 @@ class Moments:
         return np.sqrt(np.maximum(self.squares / max(self.count, 1) - mean**2, 0))
 
 
-class Subset:
-    """Some simulations of a source, as a source."""
+class Selection:
+    """Chosen simulations of one or several sources of the same kind, as a source; the first one's contract holds."""
 
-    def __init__(self, source: Source, chosen: Sequence[int]):
-        self.source, self.chosen = source, tuple(chosen)
-
-    @property
-    def spec(self) -> SampleSpec:
-        return self.source.spec
+    def __init__(self, *parts: tuple[Source, Sequence[int]]):
+        self._where = [(source, number) for source, chosen in parts for number in chosen]
+        self.spec: SampleSpec = parts[0][0].spec
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self._where)
 
     def name(self, simulation: int) -> str:
-        return self.source.name(self.chosen[simulation])
+        source, number = self._where[simulation]
+        return source.name(number)
 
     def states(self, simulation: int) -> int:
-        return self.source.states(self.chosen[simulation])
+        source, number = self._where[simulation]
+        return source.states(number)
 
     def cloud(self, simulation: int) -> Cloud:
-        return self.source.cloud(self.chosen[simulation])
+        source, number = self._where[simulation]
+        return source.cloud(number)
 
     def read(self, simulation: int, states: slice = slice(None)) -> NDArray[np.float32]:
-        return self.source.read(self.chosen[simulation], states)
+        source, number = self._where[simulation]
+        return source.read(number, states)
 
     def inputs(self, simulation: int) -> NDArray[np.float32]:
-        return self.source.inputs(self.chosen[simulation])
+        source, number = self._where[simulation]
+        return source.inputs(number)
 
     def parameters(self, simulation: int) -> NDArray[np.float64]:
-        return self.source.parameters(self.chosen[simulation])
+        source, number = self._where[simulation]
+        return source.parameters(number)
 
 
 def each_state(source: Source, simulations: Iterable[int] | None = None) -> Iterator[tuple[int, int, NDArray]]:

@@ -135,6 +135,15 @@ class SampleSpec(BaseModel):
             for i, (length, scale) in enumerate(zip(extent, self.position_scale, strict=True))
         )
 
+    def require_same(self, other: SampleSpec, whose: str) -> None:
+        """Refuse data that a network of this contract cannot take; the size of the domain may differ."""
+        for name in ("kind", "fields", "inputs", "parameters", "vectors", "log", "axes", "boundaries", "time_step"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"{whose} was trained on data of another kind: its {name} is {ours}, here it is {theirs}"
+                )
+
     def as_json(self) -> dict[str, Any]:
         """Plain values; what is as usual is left out, so that older records stay comparable."""
         return self.model_dump(mode="json", exclude_defaults=True)

@@ -124,7 +124,7 @@ class PatchConfig(Strict):
     """Cells per token along each axis."""
     overlap: int | None = Field(None, ge=0)
     """Cells by which a patch reaches into its neighbours; null for half a patch."""
-    levels: list[int] = []
+    levels: list[int] = Field(default_factory=list)
     """Features of the U-Net's levels between cells and tokens, the finest first."""
 
 
@@ -143,6 +143,7 @@ class ModelConfig(SizeConfig):
         out_features: int,
         spacing: tuple[float, ...],
         periodic: bool | tuple[bool, ...] = False,
+        conditions: int = 0,
     ) -> TransformerOperator:
         """The network, with fresh weights, for data on a grid of this spacing in units of position."""
         built = encoding.build(self.heads, self.width // self.heads)
@@ -151,7 +152,9 @@ class ModelConfig(SizeConfig):
             levels = tuple(self.tokens.levels)
             tokens = PatchTokens(self.tokens.patch, tuple(spacing), self.tokens.overlap, periodic, levels)
         size = self.model_dump(exclude={"tokens"})
-        return TransformerOperator(in_features, out_features, len(spacing), encoding=built, tokens=tokens, **size)
+        return TransformerOperator(
+            in_features, out_features, len(spacing), encoding=built, tokens=tokens, conditions=conditions, **size
+        )
 
 
 class AbSwiftEncodingConfig(NamedEncoding):

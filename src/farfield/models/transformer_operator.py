@@ -13,7 +13,7 @@ encoding its output at a point does not depend on how large the domain around it
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -81,21 +81,36 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block."""
+    """A pre-norm transformer block; with ``conditioned``, numbers of the whole sample scale and shift what it norms.
 
-    def __init__(self, width: int, heads: int, encoding: Encoding, expansion: int = 4):
+        x <- x + attention((1 + a) norm(x) + b);   x <- x + mlp((1 + c) norm(x) + d);   (a, b, c, d) = linear(condition)
+
+    The linear map begins at zero: a block learns from there how much the condition matters to it.
+    """
+
+    def __init__(self, width: int, heads: int, encoding: Encoding, expansion: int = 4, conditioned: bool = False):
         super().__init__()
         self.norm_attention = nn.LayerNorm(width)
         self.attention = Attention(width, heads, encoding)
         self.norm_mlp = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
+        if conditioned:
+            self.modulate = nn.Linear(width, 4 * width)
+            nn.init.zeros_(self.modulate.weight)
+            nn.init.zeros_(self.modulate.bias)
 
-    def forward(self, x: Tensor, positions: Tensor | GridPlan, **options: Any) -> Tensor:
-        """Points (B, N, W) that attend to one another."""
-        normed = pointwise(self.norm_attention, x)
+    def forward(
+        self, x: Tensor, positions: Tensor | GridPlan, condition: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """Points (B, N, W) that attend to one another; ``condition`` is (B, 1, W)."""
+        if condition is None:
+            normed, then = pointwise(self.norm_attention, x), None
+        else:
+            scale, shift, *then = exactly(self.modulate, condition).chunk(4, dim=-1)
+            normed = pointwise(self.norm_attention, x) * (1 + scale) + shift
         q, (k, v) = self.attention.queries(normed), self.attention.keys_values(normed)
         del normed  # a gigabyte and a half for two million points
-        return self._add(x, self.attention.read(q, k, v, positions, **options))
+        return self._add(x, self.attention.read(q, k, v, positions, **options), then)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What points (B, N, W) offer to readers: twice (B, H, N, W / H)."""
@@ -106,8 +121,11 @@ class Block(nn.Module):
         q = self.attention.queries(pointwise(self.norm_attention, x))
         return self._add(x, self.attention.read(q, k, v, positions, key_positions, **options))
 
-    def _add(self, x: Tensor, attended: Tensor) -> Tensor:
-        return pointwise(lambda part: part + self.mlp(self.norm_mlp(part)), x + attended)
+    def _add(self, x: Tensor, attended: Tensor, modulation: list[Tensor] | None = None) -> Tensor:
+        if modulation is None:
+            return pointwise(lambda part: part + self.mlp(self.norm_mlp(part)), x + attended)
+        scale, shift = modulation
+        return pointwise(lambda part: part + self.mlp(self.norm_mlp(part) * (1 + scale) + shift), x + attended)
 
 
 class TransformerOperator(nn.Module):
@@ -119,6 +137,7 @@ class TransformerOperator(nn.Module):
         width, depth, heads: size of the network; the defaults are the paper's.
         encoding: how positions act on attention, e.g. ``LAAPE(250.0)``; each block gets its own copy.
         expansion: inner width of the point-wise networks over ``width``.
+        conditions: numbers of a whole sample (a Reynolds number) that condition every block; standardise them.
         tokens: patches of a regular grid, e.g. ``PatchTokens(4, spacing=1.0)``; None for points as tokens.
         checkpointing: keep only the blocks' inputs in training and recompute the rest (less memory, a third more time).
         backend, tolerance: as in :func:`farfield.local_attention`; plain attributes, may be changed at any time.
@@ -135,6 +154,7 @@ class TransformerOperator(nn.Module):
         depth: int = 6,
         heads: int = 3,
         expansion: int = 4,
+        conditions: int = 0,
         tokens: PatchTokens | None = None,
         checkpointing: bool = False,
         backend: str = "auto",
@@ -157,10 +177,16 @@ class TransformerOperator(nn.Module):
             raise ValueError(f"width must be a multiple of heads, got width {width} and {heads} heads")
         if encoding.space_dim() not in (None, space_dim):
             raise ValueError(f"the encoding is for {encoding.space_dim()} axes, space_dim is {space_dim}")
-        self.in_features, self.space_dim = in_features, space_dim
+        if conditions < 0:
+            raise ValueError(f"conditions must be at least 0, got {conditions}")
+        self.in_features, self.space_dim, self.conditions = in_features, space_dim, conditions
         self.checkpointing, self.backend, self.tolerance = checkpointing, backend, tolerance
         self.tokens = tokens
-        self.blocks = nn.ModuleList(Block(width, heads, copy.deepcopy(encoding), expansion) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, copy.deepcopy(encoding), expansion, conditions > 0) for _ in range(depth)
+        )
+        if conditions:
+            self.condition = nn.Sequential(nn.Linear(conditions, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
         self.norm = nn.LayerNorm(width)
         if tokens is None:
             self.embed = nn.Linear(in_features, width)
@@ -186,14 +212,14 @@ class TransformerOperator(nn.Module):
         assert isinstance(block, Block)
         return block.attention.encoding
 
-    def on_grid(self, fields: Tensor) -> Tensor:
+    def on_grid(self, fields: Tensor, conditions: Tensor | None = None) -> Tensor:
         """Fields (B, in, n_1, ..., n_P) on the cells of a whole grid -> (B, out, n_1, ..., n_P)."""
         cells = tuple(fields.shape[2:])
         x, kept = self.patches.embed(fields)
-        x = self._through_blocks(x, self._places(self.patches.tokens(cells), x))
+        x = self._through_blocks(x, self._places(self.patches.tokens(cells), x), conditions)
         return self.patches.project(pointwise(self.norm, x), kept, cells)
 
-    def _on_points(self, features: Tensor, positions: Tensor) -> Tensor:
+    def _on_points(self, features: Tensor, positions: Tensor, conditions: Tensor | None) -> Tensor:
         """:meth:`on_grid` for points of a regular grid, in any order that the batch shares."""
         if positions.ndim == 3:
             if not bool((positions == positions[:1]).all()):
@@ -203,13 +229,15 @@ class TransformerOperator(nn.Module):
             raise ValueError(
                 f"expected features at {len(positions)} points, as there are positions, got {features.shape[1]}"
             )
-        return self.on_cells(features, *grid_of(positions, self.cell_spacing))
+        return self.on_cells(features, *grid_of(positions, self.cell_spacing), conditions)
 
-    def on_cells(self, features: Tensor, cells: tuple[int, ...], rows: Tensor) -> Tensor:
+    def on_cells(
+        self, features: Tensor, cells: tuple[int, ...], rows: Tensor, conditions: Tensor | None = None
+    ) -> Tensor:
         """:meth:`on_grid` for features (B, N, in) of all cells, each in the given row of a row-major grid."""
         rows = rows.to(features.device)
         grid = torch.empty_like(features).index_copy_(1, rows, features)
-        fields = self.on_grid(grid.transpose(1, 2).unflatten(2, cells))
+        fields = self.on_grid(grid.transpose(1, 2).unflatten(2, cells), conditions)
         return fields.flatten(2).transpose(1, 2).index_select(1, rows)
 
     def _places(self, tokens: tuple[int, ...], like: Tensor) -> Tensor | GridPlan:
@@ -228,8 +256,18 @@ class TransformerOperator(nn.Module):
         axes = [torch.arange(n, dtype=torch.float64) * s for n, s in zip(tokens, self.token_spacing, strict=True)]
         return torch.cartesian_prod(*axes).reshape(-1, len(tokens)).to(like.device)
 
-    def forward(self, features: Tensor, positions: Tensor) -> Tensor:
-        """(B, N, in), (N, P) or (B, N, P) -> (B, N, out)."""
+    def forward(
+        self,
+        features: Tensor,
+        positions: Tensor,
+        conditions: Tensor | None = None,
+        period: Sequence[float | None] | None = None,
+    ) -> Tensor:
+        """(B, N, in), (N, P) or (B, N, P), conditions (B, K) -> (B, N, out).
+
+        ``period`` is the length after which the domain repeats along each axis, None for an axis that ends; patches
+        know theirs from :class:`PatchTokens`.
+        """
         if features.ndim != 3 or features.shape[-1] != self.in_features:
             raise ValueError(
                 f"features must have the shape (batch, points, {self.in_features}), got {tuple(features.shape)}"
@@ -237,13 +275,30 @@ class TransformerOperator(nn.Module):
         if positions.shape[-1] != self.space_dim:
             raise ValueError(f"positions must have {self.space_dim} axes, got the shape {tuple(positions.shape)}")
         if self.tokens is not None:
-            return self._on_points(features, positions)
+            return self._on_points(features, positions, conditions)
         x = pointwise(lambda part: exactly(self.embed, part), features)
-        x = self._through_blocks(x, positions)
+        x = self._through_blocks(x, positions, conditions, period)
         return pointwise(lambda part: exactly(self.project, self.norm(part)), x)
 
-    def _through_blocks(self, x: Tensor, positions: Tensor | GridPlan) -> Tensor:
+    def _through_blocks(
+        self,
+        x: Tensor,
+        positions: Tensor | GridPlan,
+        conditions: Tensor | None = None,
+        period: Sequence[float | None] | None = None,
+    ) -> Tensor:
         options: dict[str, Any] = {"backend": self.backend, "tolerance": self.tolerance}
+        if period is not None:
+            options["period"] = period
+        if self.conditions:
+            if conditions is None or conditions.shape != (len(x), self.conditions):
+                raise ValueError(
+                    f"conditions must have the shape ({len(x)}, {self.conditions}), got "
+                    f"{None if conditions is None else tuple(conditions.shape)}"
+                )
+            options["condition"] = exactly(self.condition, conditions)[:, None]
+        elif conditions is not None and conditions.shape[-1]:
+            raise ValueError(f"this network has no conditions, got {tuple(conditions.shape)}")
         for block in self.blocks:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, positions, use_reentrant=False, **options)
