@@ -61,7 +61,7 @@ def stepping_run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def steady_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own") / "run"
-    return ff.train(plates(), out=folder, settings=SMALL, console=QUIET)
+    return ff.train(plates(8), out=folder, settings=SMALL, console=QUIET)
 
 
 def test_a_step_is_what_the_network_says_in_physical_units(stepping_run):
