@@ -22,20 +22,13 @@ from torch import Tensor, nn
 from farfield.data.domain import boundary_flags
 from farfield.data.spec import SampleSpec
 from farfield.models.config import EncodingConfig, ModelConfig
+from farfield.models.for_data import build_network
 from farfield.models.tokens import grid_of
 from farfield.models.transformer_operator import TransformerOperator
 from farfield.runs.run import Run
 from farfield.runs.weights import Device, chosen_device, load_weights
 
 Fields = Mapping[str, ArrayLike]
-
-
-def build_network(spec: SampleSpec, encoding: EncodingConfig, size: ModelConfig) -> TransformerOperator:
-    """The network for such data, with fresh weights."""
-    periodic = tuple(boundary == "periodic" for boundary in spec.boundaries)
-    return size.build(
-        encoding, spec.in_features, spec.out_features, spec.normalised_spacing, periodic, len(spec.parameters)
-    )
 
 
 class Trained:

@@ -15,8 +15,7 @@ from farfield.data.samples import Sample, StepPairs
 from farfield.data.source import Selection
 from farfield.data.spec import SampleSpec
 from farfield.data.the_well import open_split
-from farfield.models import TransformerOperator
-from farfield.prediction.trained import build_network
+from farfield.models.for_data import build_network
 from farfield.runs.config import OwnRun, SteppingRun
 from farfield.runs.run import Run
 from farfield.runs.weights import load_weights
@@ -47,7 +46,7 @@ def step_pair_task(config: SteppingRun) -> Task:
         data.split.preload()
     torch.manual_seed(config.seed)
     return Task(
-        model=build_model(config, spec),
+        model=build_network(spec, config.encoding, config.model),
         training_data=training_data,
         validation_data=validation_data,
         loss=functools.partial(
@@ -147,11 +146,6 @@ def own_loss(
         error = model(features, group.positions, **options).float() - targets
         total = total + error.square().mean((1, 2)).sum()
     return total / sum(len(group.targets) for group in batch)
-
-
-def build_model(config: SteppingRun, spec: SampleSpec) -> TransformerOperator:
-    """The network of a run, with fresh weights."""
-    return config.model.build(config.encoding, spec.in_features, spec.out_features, spec.normalised_spacing)
 
 
 def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse", still: Sequence[float] = (0.0,)) -> Tensor:
