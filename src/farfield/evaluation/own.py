@@ -33,10 +33,10 @@ _POINTS = 1 << 18  # predicted at a time
 
 
 def scale_of(data: Dataset, trained: tuple[float, ...]) -> str:
-    """How many times as wide as in training, along each axis, to two digits: "1", "3" or "3x1"."""
-    clouds = [data.source.cloud(i).extent for i in range(min(len(data), 8))]
-    ratios = np.median(np.asarray(clouds), axis=0) / np.asarray(trained)
-    return scale_text(tuple(float(f"{ratio:.2g}") for ratio in ratios))
+    """How many times as wide as in training, along each axis: "1", "3" or "3x1"; to a tenth, as meshes differ a bit."""
+    extents = [data.source.cloud(i).extent for i in range(min(len(data), 8))]
+    ratios = np.median(np.asarray(extents), axis=0) / np.asarray(trained)
+    return scale_text(tuple(float(round(r)) if abs(r - round(r)) < 0.1 * r else float(f"{r:.2g}") for r in ratios))
 
 
 class OwnSubject:
