@@ -285,13 +285,18 @@ class Dataset:
                 f"{spacing}, {boundary}"
             )
         lengths = ", ".join(f"{length:.3g}" for length in self.decay_lengths())
-        lines.append(f"  {'proposed':<11} decay lengths {lengths} {spec.length_unit}, a quarter of the domain".rstrip())
+        lines.append(f"  {'proposed':<11} decay lengths {lengths} {spec.length_unit}".rstrip())
         lines += [f"  {'note':<11} {note}" for note in self.notes]
         return "\n".join(line.replace("  apart", " apart").replace(" , ", ", ") for line in lines)
 
     def decay_lengths(self) -> tuple[float, ...]:
-        """Proposed along each axis, in the data's unit of length: at most a quarter of the domain."""
-        return tuple(extent / 4 for extent in self.spec.training_extent)
+        """Proposed along each axis, in the data's unit of length: a quarter of the largest displacement in training.
+
+        That is the domain's width, the paper's quarter rule; of a periodic axis half the period, for keys are seen at
+        their nearest image.
+        """
+        bounded = self.spec.bounded
+        return tuple(e / (4 if i in bounded else 8) for i, e in enumerate(self.spec.training_extent))
 
     # --- where it goes -----------------------------------------------------------------------------------------------
     def save(self, folder: str | Path, splits: Mapping[str, Sequence[int]] | None = None) -> Path:
