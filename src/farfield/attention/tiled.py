@@ -40,6 +40,7 @@ _TILE_SHARE = 0.5
 _LARGE = 1 << 27
 
 
+@torch.compiler.disable
 def tiled(problem: Problem, plan: AttentionPlan) -> Tensor:
     """(B, H, Nq, Dv), exact to the plan's tolerance. Leaves in the plan how many pairs it has computed."""
     plan.pairs_read = 0.0
@@ -293,7 +294,7 @@ class _TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() and grad.requires_grad:
+        if torch.is_grad_enabled():  # a graph of this pass was asked for
             raise NotImplementedError(
                 "the tiled backend has no second derivatives: take backend='reference', which has them"
             )
