@@ -173,8 +173,8 @@ def _images(
     ranges = [range(math.ceil(a), math.floor(b) + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
     if math.prod(len(steps) for steps in ranges) * len(keys) > _MOST_IMAGES:
         raise ValueError(
-            f"period={period.tolist()} is so short for this encoding that more than {_MOST_IMAGES} images of keys are in "
-            "reach: take a domain of several periods instead, or shorter decay lengths"
+            f"period={period.tolist()} is so short for this encoding that more than {_MOST_IMAGES} images of keys are "
+            "in reach: take a domain of several periods instead, or shorter decay lengths"
         )
     boxes = encoding.coordinates(queries)
     q_low, q_high = boxes.amin(0), boxes.amax(0)

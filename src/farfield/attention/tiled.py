@@ -50,7 +50,7 @@ def tiled(problem: Problem, plan: AttentionPlan) -> Tensor:
     for number, reach in enumerate(plan.reaches):
         members = list(range(heads)) if reach.heads is None else reach.heads
         for some in [[h] for h in members] if one_by_one else [members]:
-            out, pairs = _attend(problem.of_heads(some), plan, number, some)
+            out, pairs = _attend(problem.of_heads(some), plan.widest(), number, some)
             plan.pairs_read += pairs * len(some) / heads
             if len(some) == heads:
                 return out
