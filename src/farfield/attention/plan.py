@@ -1,11 +1,11 @@
 """Which keys can matter to which queries: the plan of the sparse backends.
 
-Points are put into compact tiles of equal size by splitting the cloud along its widest axis, measured in decay
-lengths, again and again (a kd-tree whose leaves are the tiles). A key of tile J weighs at most exp(-Phi_IJ) on a
-query of tile I, where Phi_IJ is the smallest potential between their bounding boxes; it is exact and cheap, because
-Phi is a sum of convex functions of one axis each. For every query tile the plan lists key tiles in rising order of
-Phi_IJ, and keeps a bound on what all others together weigh. How far down its list a tile reads is for each layer to
-say, when queries and keys are known (:mod:`farfield.attention.certificate`).
+Points are put into compact tiles of equal size by splitting the cloud along its widest axis, measured in decay lengths,
+again and again (a kd-tree whose leaves are the tiles). A key of tile J weighs at most exp(-Phi_IJ) on a query of
+tile I, where Phi_IJ is the smallest potential between their bounding boxes; it is exact and cheap, because Phi is a sum
+of convex functions of one axis each. For every query tile the plan lists key tiles in rising order of Phi_IJ, and
+keeps a bound on what all others together weigh. How far down its list a tile reads is for each layer to say, when
+queries and keys are known (:mod:`farfield.attention.certificate`).
 
 The list is found by descending the key tree for all query tiles at once and dropping branches that are too far:
 work and memory grow with the number of tile pairs in reach, never with all pairs of tiles.
@@ -36,7 +36,7 @@ _PER_TILE = 100_000
 # what the bound on their logits costs.
 _TYPICAL_LOGITS = 5.0
 # Lists reach this much further still, so that most layers need no longer ones.
-_RESERVE = 8.0
+_RESERVE = 16.0
 # So many query tiles descend the key tree at a time, which bounds the memory of the search.
 _TILES_AT_A_TIME = 2048
 # FlexAttention works on blocks of this many queries and keys.
@@ -119,6 +119,10 @@ class AttentionPlan(OfOneCloud):
             f"{len(self.keys.order)} keys in {len(self.keys)} tiles of {self.keys.size}, tolerance {self.tolerance:g}: "
             f"{self.keys_per_query():.0f} keys per query, {100 * self.density():.2g} % of all pairs"
         )
+
+    def widest(self) -> AttentionPlan:
+        """The plan with the longest lists that any layer has asked for: the next one will ask for them too."""
+        return self if self._wider is None else self._wider.widest()
 
     def wider(self, limit: float, encoding: Encoding) -> AttentionPlan:
         """The same plan with lists, and images of periodic keys, complete up to ``limit``; kept for the next layer."""
