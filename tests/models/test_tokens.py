@@ -135,5 +135,3 @@ def test_bad_sizes_are_named():
         operator(patch=0)
     with pytest.raises(ValueError, match="one grid for the whole batch"):
         operator()(torch.randn(2, 256, 3), torch.stack([points((16, 16)), points((16, 16)).flip(0)]))
-    with pytest.raises(ValueError, match="periodic axes need a local encoding"):
-        operator(periodic=True, encoding=ff.RoPE()).on_grid(torch.randn(1, 3, 16, 16))

@@ -13,15 +13,14 @@ encoding its output at a point does not depend on how large the domain around it
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from farfield.attention import Encoding, local_attention
-from farfield.attention.grid import GridPlan, grid_attention, grid_plan, reach_of
+from farfield.attention import AllPairs, AttentionPlan, Encoding, local_attention, plan_attention, shared_positions
 from farfield.models.tokens import NeighbourMixer, Patches, PatchTokens, apply_on_cells, exactly, grid_of
 
 # Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
@@ -65,15 +64,12 @@ class Attention(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        positions: Tensor | GridPlan,
+        positions: Tensor,
         key_positions: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """Attend and project back to (B, Nq, W); ``options`` go to :func:`local_attention`."""
-        if isinstance(positions, GridPlan):
-            y = grid_attention(q, k, v, positions, self.encoding)
-        else:
-            y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
+        y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
         return pointwise(self.out, y.transpose(1, 2).flatten(-2))
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -81,9 +77,11 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block."""
+    """A pre-norm transformer block; with a mixer the inner features of its network also see their neighbours."""
 
-    def __init__(self, width: int, heads: int, encoding: Encoding, expansion: int = 4, mixer: nn.Module | None = None):
+    def __init__(
+        self, width: int, heads: int, encoding: Encoding, expansion: int = 4, mixer: NeighbourMixer | None = None
+    ):
         super().__init__()
         self.mixer = mixer
         self.norm_attention = nn.LayerNorm(width)
@@ -91,19 +89,17 @@ class Block(nn.Module):
         self.norm_mlp = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
 
-    def forward(
-        self, x: Tensor, positions: Tensor | GridPlan, grid: tuple[int, ...] | None = None, **options: Any
-    ) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, grid: tuple[int, ...] | None = None, **options: Any) -> Tensor:
         """Points (B, N, W) that attend to one another; a mixer is told the shape of their grid."""
         normed = pointwise(self.norm_attention, x)
         q, (k, v) = self.attention.queries(normed), self.attention.keys_values(normed)
         del normed  # a gigabyte and a half for two million points
         attended = self.attention.read(q, k, v, positions, **options)
-        if self.mixer is None:
+        if self.mixer is None or grid is None:
             return self._add(x, attended)
         x = x + attended
-        hidden = self.mlp[0](self.norm_mlp(x))
-        return x + self.mlp[2](self.mlp[1](hidden + self.mixer(hidden, grid)))
+        inner = self.mlp[0](self.norm_mlp(x))
+        return x + self.mlp[2](self.mlp[1](inner + self.mixer(inner, grid)))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What points (B, N, W) offer to readers: twice (B, H, N, W / H)."""
@@ -165,7 +161,7 @@ class TransformerOperator(nn.Module):
             raise ValueError(f"width must be a multiple of heads, got width {width} and {heads} heads")
         if encoding.space_dim() not in (None, space_dim):
             raise ValueError(f"the encoding is for {encoding.space_dim()} axes, space_dim is {space_dim}")
-        self.in_features, self.space_dim = in_features, space_dim
+        self.in_features, self.space_dim, self.heads = in_features, space_dim, heads
         self.checkpointing, self.backend, self.tolerance = checkpointing, backend, tolerance
         self.tokens = tokens
         if tokens is None:
@@ -182,9 +178,8 @@ class TransformerOperator(nn.Module):
                 levels=tokens.levels,
             )
             self.cell_spacing = tokens.cell_spacing(space_dim)
-            self.token_spacing = tuple(tokens.patch * s for s in self.cell_spacing)
 
-        def mixer() -> nn.Module | None:
+        def mixer() -> NeighbourMixer | None:
             if tokens is None or not tokens.mixing:
                 return None
             return NeighbourMixer(expansion * width, space_dim, tokens.periodic_axes(space_dim))
@@ -195,73 +190,107 @@ class TransformerOperator(nn.Module):
         self.norm = nn.LayerNorm(width)
         if tokens is None:
             self.project = nn.Linear(width, out_features)
+        self._last_plan: tuple | None = None
 
-    @property
-    def encoding(self) -> Encoding:
-        """The first block's encoding: all blocks have its like, but learn their own decay lengths where asked."""
-        block = self.blocks[0]
-        assert isinstance(block, Block)
-        return block.attention.encoding
+    def plan(
+        self, positions: Tensor, *, batch: int = 1, period: Sequence[float | None] | None = None
+    ) -> AttentionPlan | AllPairs:
+        """What all blocks need to know about the points: which keys each query can see, or that all pairs are computed.
 
-    def on_grid(self, fields: Tensor) -> Tensor:
-        """Fields (B, in, n_1, ..., n_P) on the cells of a whole grid -> (B, out, n_1, ..., n_P)."""
-        cells = tuple(fields.shape[2:])
-        x, kept = self.patches.embed(fields)
-        grid = self.patches.tokens(cells)
-        x = self._through_blocks(x, self._places(grid, x), grid)
-        return self.patches.project(pointwise(self.norm, x), kept, cells)
+        ``forward`` makes it by itself, and keeps it as long as it is given the same points.
+        """
+        encoding = next(module for module in self.blocks.modules() if isinstance(module, Encoding))  # all are alike
+        heads = batch * self.heads
+        return plan_attention(
+            positions, encoding=encoding, tolerance=self.tolerance, backend=self.backend, period=period, heads=heads
+        )
 
-    def _on_points(self, features: Tensor, positions: Tensor) -> Tensor:
-        """:meth:`on_grid` for points of a regular grid, in any order that the batch shares."""
-        if positions.ndim == 3:
-            if not bool((positions == positions[:1]).all()):
-                raise ValueError("patches need one grid for the whole batch, got positions that differ within it")
-            positions = positions[0]
-        if features.shape[1] != len(positions):
-            raise ValueError(
-                f"expected features at {len(positions)} points, as there are positions, got {features.shape[1]}"
-            )
-        return self.on_cells(features, *grid_of(positions, self.cell_spacing))
+    def forward(
+        self,
+        features: Tensor,
+        positions: Tensor,
+        *,
+        period: Sequence[float | None] | None = None,
+        plan: AttentionPlan | AllPairs | None = None,
+    ) -> Tensor:
+        """(B, N, in), (N, P) or (B, N, P) -> (B, N, out).
 
-    def on_cells(self, features: Tensor, cells: tuple[int, ...], rows: Tensor) -> Tensor:
-        """:meth:`on_grid` for features (B, N, in) of all cells, each in the given row of a row-major grid."""
-        return apply_on_cells(self.on_grid, features, cells, rows)
-
-    def _places(self, tokens: tuple[int, ...], like: Tensor) -> Tensor | GridPlan:
-        """Where the tokens are: the windows of a local encoding, or the positions where all pairs count."""
-        encoding = self.encoding
-        if self.backend == "auto":
-            reach = reach_of(encoding, self.token_spacing, self.tolerance)
-            plan = reach and grid_plan(tokens, self.token_spacing, self.patches.periodic, reach)
-            if plan:
-                return plan
-        if any(self.patches.periodic):
-            raise ValueError(
-                "periodic axes need a local encoding and backend='auto', got "
-                f"{type(encoding).__name__} and backend={self.backend!r}"
-            )
-        axes = [torch.arange(n, dtype=torch.float64) * s for n, s in zip(tokens, self.token_spacing, strict=True)]
-        return torch.cartesian_prod(*axes).reshape(-1, len(tokens)).to(like.device)
-
-    def forward(self, features: Tensor, positions: Tensor) -> Tensor:
-        """(B, N, in), (N, P) or (B, N, P) -> (B, N, out)."""
+        ``period`` is the length per axis after which the domain repeats, None for axes that do not; ``plan`` that of
+        these points, made here if not given.
+        """
         if features.ndim != 3 or features.shape[-1] != self.in_features:
             raise ValueError(
                 f"features must have the shape (batch, points, {self.in_features}), got {tuple(features.shape)}"
             )
         if positions.shape[-1] != self.space_dim:
             raise ValueError(f"positions must have {self.space_dim} axes, got the shape {tuple(positions.shape)}")
+        positions = shared_positions(positions)
         if self.tokens is not None:
-            return self._on_points(features, positions)
+            if positions.ndim == 3:
+                raise ValueError("patches need one grid for the whole batch, got positions that differ within it")
+            if period is not None or plan is not None:
+                raise ValueError("a model of patches knows its periodic axes and makes its own plan: give neither")
+            if features.shape[1] != len(positions):
+                raise ValueError(
+                    f"expected features at {len(positions)} points, as there are positions, got {features.shape[1]}"
+                )
+            return self.on_cells(features, *grid_of(positions, self.cell_spacing))
         x = pointwise(lambda part: exactly(self.embed, part), features)
-        x = self._through_blocks(x, positions)
+        x = self._through_blocks(x, positions, period, plan)
         return pointwise(lambda part: exactly(self.project, self.norm(part)), x)
 
-    def _through_blocks(self, x: Tensor, positions: Tensor | GridPlan, grid: tuple[int, ...] | None = None) -> Tensor:
-        options: dict[str, Any] = {"backend": self.backend, "tolerance": self.tolerance}
+    def on_cells(self, features: Tensor, cells: tuple[int, ...], rows: Tensor) -> Tensor:
+        """:meth:`on_grid` for features (B, N, in) of all cells, each in the given row of a row-major grid."""
+        return apply_on_cells(self.on_grid, features, cells, rows)
+
+    def on_grid(self, fields: Tensor) -> Tensor:
+        """Fields (B, in, n_1, ..., n_P) on the cells of a whole grid -> (B, out, n_1, ..., n_P)."""
+        cells = tuple(fields.shape[2:])
+        grid = self.patches.tokens(cells)
+        x, kept = self.patches.embed(fields)
+        steps = [self.patches.patch * dx for dx in self.cell_spacing]
+        axes = [torch.arange(n, dtype=torch.float64) * step for n, step in zip(grid, steps, strict=True)]
+        positions = torch.cartesian_prod(*axes).reshape(-1, len(grid)).to(x.device)
+        lengths = [
+            n * step if wraps else None for n, step, wraps in zip(grid, steps, self.patches.periodic, strict=True)
+        ]
+        x = self._through_blocks(x, positions, lengths if any(self.patches.periodic) else None, None, grid)
+        return self.patches.project(pointwise(self.norm, x), kept, cells)
+
+    def _through_blocks(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        period: Sequence[float | None] | None,
+        plan: AttentionPlan | AllPairs | None,
+        grid: tuple[int, ...] | None = None,
+    ) -> Tensor:
+        if plan is None and x.shape[0] and x.shape[1] and not torch.compiler.is_compiling():
+            plan = self._plan_of(positions, len(x), period)
+            if not positions.requires_grad and positions.ndim == plan.cloud.query_positions.ndim:
+                positions = plan.cloud.query_positions  # blocks see at once that these are the plan's own
+        options: dict[str, Any] = {"tolerance": self.tolerance, "period": period, "plan": plan}
+        options["backend"] = self.backend if plan is None else plan.backend
         for block in self.blocks:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, positions, grid, use_reentrant=False, **options)
             else:
                 x = block(x, positions, grid, **options)
         return x
+
+    def _plan_of(
+        self, positions: Tensor, batch: int, period: Sequence[float | None] | None
+    ) -> AttentionPlan | AllPairs:
+        """The plan of these points: the last one, if a rollout or a training set comes back to the same points."""
+        wanted = (self.backend, self.tolerance, batch, None if period is None else tuple(period))
+        if self._last_plan is not None:
+            known, plan = self._last_plan
+            where = plan.cloud.query_positions
+            alike = (
+                where.shape == positions.shape and where.dtype == positions.dtype and where.device == positions.device
+            )
+            if known == wanted and alike and torch.equal(where, positions.detach()):
+                return plan
+        plan = self.plan(positions.detach().clone(), batch=batch, period=period)  # whatever becomes of the caller's
+        self._last_plan = (wanted, plan)
+        return plan
