@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         plan_attention,
         propose_decay_lengths,
     )
-    from farfield.models import TransformerOperator
+    from farfield.models import PatchTokens, TransformerOperator
     from farfield.prediction.stepping import Predictor
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "AttentionPlan",
     "Encoding",
     "FlashBias",
+    "PatchTokens",
     "Predictor",
     "RoPE",
     "TransformerOperator",
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
+    "PatchTokens": "models",
     "Predictor": "prediction.stepping",
     "TransformerOperator": "models",
     "evaluate": "api",
