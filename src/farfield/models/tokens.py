@@ -88,7 +88,7 @@ class PatchTokens:
     periodic: bool | tuple[bool, ...] = False
     levels: tuple[int, ...] = ()
     mixing: bool = False
-    """Whether the point-wise networks of the blocks also see the neighbouring tokens."""
+    """Whether the blocks' networks see the neighbouring tokens (a convolution) or are point-wise."""
 
     def periodic_axes(self, space_dim: int) -> tuple[bool, ...]:
         """One answer per axis."""
@@ -228,19 +228,23 @@ class Convolutions(nn.Module):
         return F.gelu(_CONVOLUTION[self.space_dim](x, weight, bias))
 
 
-class NeighbourMixer(nn.Module):
-    """Each channel of a grid of tokens convolved over its 3^P neighbours; zero at first."""
+class NeighbourNetwork(nn.Module):
+    """linear(gelu(conv(x))) on a grid of tokens, 3 tokens wide: the block's network, which here sees the neighbours."""
 
-    def __init__(self, features: int, space_dim: int, periodic: tuple[bool, ...]):
+    def __init__(self, width: int, inner: int, space_dim: int, periodic: tuple[bool, ...]):
         super().__init__()
         self.periodic, self.space_dim = periodic, space_dim
-        self.weight = nn.Parameter(torch.zeros(features, 1, *(3,) * space_dim))
+        self.weight = nn.Parameter(torch.empty(inner, width, *(3,) * space_dim))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        self.bias = nn.Parameter(torch.zeros(inner))
+        self.out = nn.Linear(inner, width)
 
     def forward(self, x: Tensor, grid: Sequence[int]) -> Tensor:
         """Tokens (B, N, W) of a grid -> (B, N, W)."""
         one = (1,) * self.space_dim
         y = padded(x.transpose(1, 2).unflatten(2, tuple(grid)), one, one, self.periodic)
-        return _CONVOLUTION[self.space_dim](y, self.weight, groups=len(self.weight)).flatten(2).transpose(1, 2)
+        y = _CONVOLUTION[self.space_dim](y, self.weight, self.bias)
+        return self.out(F.gelu(y.flatten(2).transpose(1, 2)))
 
 
 class Patches(nn.Module):

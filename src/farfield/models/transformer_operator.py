@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import AllPairs, AttentionPlan, Encoding, local_attention, plan_attention, shared_positions
-from farfield.models.tokens import NeighbourMixer, Patches, PatchTokens, apply_on_cells, exactly, grid_of
+from farfield.models.tokens import NeighbourNetwork, Patches, PatchTokens, apply_on_cells, exactly, grid_of
 
 # Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
 _CHUNK = 16_384
@@ -77,29 +77,29 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block; with a mixer the inner features of its network also see their neighbours."""
+    """A pre-norm transformer block; ``network`` is its second half, a point-wise network unless given."""
 
     def __init__(
-        self, width: int, heads: int, encoding: Encoding, expansion: int = 4, mixer: NeighbourMixer | None = None
+        self, width: int, heads: int, encoding: Encoding, expansion: int = 4, network: NeighbourNetwork | None = None
     ):
         super().__init__()
-        self.mixer = mixer
         self.norm_attention = nn.LayerNorm(width)
         self.attention = Attention(width, heads, encoding)
         self.norm_mlp = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
+        inner = expansion * width
+        self.mlp = network or nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
     def forward(self, x: Tensor, positions: Tensor, grid: tuple[int, ...] | None = None, **options: Any) -> Tensor:
-        """Points (B, N, W) that attend to one another; a mixer is told the shape of their grid."""
+        """Points (B, N, W) that attend to one another; ``grid`` is the shape of their grid where they have one."""
         normed = pointwise(self.norm_attention, x)
         q, (k, v) = self.attention.queries(normed), self.attention.keys_values(normed)
         del normed  # a gigabyte and a half for two million points
         attended = self.attention.read(q, k, v, positions, **options)
-        if self.mixer is None or grid is None:
+        if not isinstance(self.mlp, NeighbourNetwork):
             return self._add(x, attended)
+        assert grid is not None
         x = x + attended
-        inner = self.mlp[0](self.norm_mlp(x))
-        return x + self.mlp[2](self.mlp[1](inner + self.mixer(inner, grid)))
+        return x + self.mlp(self.norm_mlp(x), grid)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What points (B, N, W) offer to readers: twice (B, H, N, W / H)."""
@@ -179,13 +179,13 @@ class TransformerOperator(nn.Module):
             )
             self.cell_spacing = tokens.cell_spacing(space_dim)
 
-        def mixer() -> NeighbourMixer | None:
+        def network() -> NeighbourNetwork | None:
             if tokens is None or not tokens.mixing:
                 return None
-            return NeighbourMixer(expansion * width, space_dim, tokens.periodic_axes(space_dim))
+            return NeighbourNetwork(width, expansion * width, space_dim, tokens.periodic_axes(space_dim))
 
         self.blocks = nn.ModuleList(
-            Block(width, heads, copy.deepcopy(encoding), expansion, mixer()) for _ in range(depth)
+            Block(width, heads, copy.deepcopy(encoding), expansion, network()) for _ in range(depth)
         )
         self.norm = nn.LayerNorm(width)
         if tokens is None:
