@@ -5,36 +5,18 @@ Unknown keys are refused with the nearest valid name.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from farfield.attention import LAAPE, LASPE, ALiBi, Encoding, FlashBias, RoPE, Window
 from farfield.models.ab_swift import FIELDS, AbSwift, AbSwiftEncodings, ab_swift_encodings
 from farfield.models.tokens import PatchTokens
 from farfield.models.transformer_operator import TransformerOperator
+from farfield.settings import Strict
 
 Lengths = float | list[float] | list[list[float]]
 EncodingName = Literal["rope", "laspe", "laape", "flashbias", "alibi", "window"]
-
-
-class Strict(BaseModel):
-    """A documented, immutable group of settings that refuses keys it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            for key in values:
-                if key not in cls.model_fields:
-                    near = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
-                    hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(cls.model_fields)}"
-                    raise ValueError(f"unknown key {key!r}: {hint}")
-        return values
 
 
 class RotaryConfig(Strict):
@@ -163,6 +145,7 @@ class ModelConfig(SizeConfig):
         out_features: int,
         spacing: tuple[float, ...],
         periodic: bool | tuple[bool, ...] = False,
+        conditions: int = 0,
     ) -> TransformerOperator:
         """The network, with fresh weights, for data on a grid of this spacing in units of position."""
         built = encoding.build(self.heads, self.width // self.heads)
@@ -173,7 +156,9 @@ class ModelConfig(SizeConfig):
                 patches.patch, tuple(spacing), patches.overlap, periodic, patches.levels, patches.mixing
             )
         size = self.model_dump(exclude={"tokens"})
-        return TransformerOperator(in_features, out_features, len(spacing), encoding=built, tokens=tokens, **size)
+        return TransformerOperator(
+            in_features, out_features, len(spacing), encoding=built, tokens=tokens, conditions=conditions, **size
+        )
 
 
 class AbSwiftEncodingConfig(NamedEncoding):
