@@ -289,7 +289,7 @@ class TransformerOperator(nn.Module):
         """(B, N, in), (N, P) or (B, N, P), conditions (B, K) -> (B, N, out).
 
         ``period`` is the length per axis after which the domain repeats, None for axes that do not (patches know
-        theirs); ``plan`` that of these points, made here if not given.
+        theirs; RoPE, which is not local, cannot use it); ``plan`` that of these points, made here if not given.
         """
         if features.ndim != 3 or features.shape[-1] != self.in_features:
             raise ValueError(
@@ -321,6 +321,9 @@ class TransformerOperator(nn.Module):
             raise ValueError(f"this network has no conditions, got some of the shape {given}")
         if conditions is not None:
             options["condition"] = exactly(self.condition, conditions)[:, None]
+        encoding = next(module for module in self.blocks.modules() if isinstance(module, Encoding))  # all are alike
+        if not encoding.local:  # it would see endless images of every key: to RoPE, a domain is what it is shown
+            period = None
         positions = shared_positions(positions)
         if plan is None and x.shape[0] and x.shape[1] and not torch.compiler.is_compiling():
             plan = self._plan_of(positions, len(x), period)
