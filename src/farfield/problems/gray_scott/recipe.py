@@ -28,9 +28,9 @@ def cpu(encoding: EncodingName, dataset: str, seed: int = 0) -> SteppingRun:
 
     Tokens are patches of 8 x 8 cells inside the outer levels of a U-Net, so that whole domains are items and what
     happens within a patch is learned by convolutions, as are neighbouring tokens in the blocks' networks; attention is
-    as short as a layer needs (6 to 10 cells, one length per head). Rotary wavelengths begin at two tokens: shorter ones are noise. The loss is the error of the
-    tables, in which a nearly steady state counts as much as a violent one; every item is shown as one of the square's
-    eight mirror images.
+    as short as a layer needs (6 to 10 cells, one length per head). Rotary wavelengths begin at two tokens: shorter ones
+    are noise. The loss is the error of the tables, in which a nearly steady state counts as much as a violent one;
+    every item is shown as one of the square's eight mirror images.
     """
     return paper(encoding, dataset, seed).changed(
         {
