@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farfield.datasets.urban_card import PEDESTRIAN_HEIGHT
-from farfield.datasets.urban_sampling import in_building_square
 from farfield.datasets.urban_wind import SPLIT_INDEX, SPLIT_SCALES, UrbanCase, UrbanWindFiles
 from farfield.evaluation.metrics import mean_error, relative_errors
 from farfield.evaluation.subject import Advance, Amount, Numbers, Pictures
@@ -113,9 +112,8 @@ def _some_cells(case: UrbanCase, count: int, rng: np.random.Generator) -> UrbanC
 
 def region_errors(fields: dict[str, NDArray], case: UrbanCase) -> dict[tuple[str, str], Tensor]:
     """Predicted fields at a case's cells -> their errors (1,) by field and metric, such as ("velocity", "l1_wake")."""
-    in_square = in_building_square(torch.from_numpy(case.positions), case.scale).numpy()
     errors = {}
-    for region, cells in (("buildings", in_square), ("wake", ~in_square)):
+    for region, cells in (("buildings", case.in_square), ("wake", ~case.in_square)):
         for name, predicted in fields.items():
             # a vector's components are summed over like points
             both = (torch.from_numpy(v[cells]).double().reshape(1, -1, 1) for v in (predicted, case.fields[name]))
