@@ -1,0 +1,1 @@
+"""The problems that farfield knows: one folder each."""

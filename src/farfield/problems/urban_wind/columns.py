@@ -1,0 +1,192 @@
+"""The network of urban wind: columns of air as tokens, and a light query for any point.
+
+    lattice inputs -> convolutions -> 4 x 4 columns become a token -> local attention between tokens
+                   -> back to columns, joined with the convolutions' output -> ConvNeXt blocks
+                   -> features of every cell;   a point reads the eight cells around it
+
+Everything horizontal is a convolution or depends on differences of positions: the network commutes with translations
+by whole tokens, and takes a city of any extent. What it returns is a correction to what physics says
+(:mod:`farfield.problems.urban_wind.city`), standardised.
+
+Letters: B batch, C channels per cell, Z levels, Y and X columns across and along the wind, N points, F outputs.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from farfield.attention import Encoding
+from farfield.models.transformer_operator import Block
+
+
+class ChannelNorm(nn.Module):
+    """LayerNorm over the channels of (B, channels, Y, X)."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ResidualPair(nn.Module):
+    """x + conv(gelu(conv(norm(x)))), 3 x 3."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm = ChannelNorm(channels)
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        nn.init.normal_(self.second.weight, std=0.02 * math.sqrt(64 / channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(functional.gelu(self.first(self.norm(x))))
+
+
+class ConvNeXt(nn.Module):
+    """A 7 x 7 convolution per channel, then a network per column (Liu et al. 2022)."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.spread = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.norm = nn.LayerNorm(channels)
+        narrow = nn.Linear(2 * channels, channels)
+        nn.init.normal_(narrow.weight, std=0.03)
+        self.mlp = nn.Sequential(nn.Linear(channels, 2 * channels), nn.GELU(), narrow)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        if torch.is_grad_enabled():  # the CPU has no fast backward pass in bfloat16 for it
+            with torch.autocast(x.device.type, enabled=False):
+                spread = self.spread(x.float())
+        else:
+            spread = self.spread(x)
+        return x + self.mlp(self.norm(spread.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+
+
+class PointwiseBlock(nn.Module):
+    """A transformer block without its attention: what the comparison "none" has instead."""
+
+    def __init__(self, width: int, expansion: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
+
+    def forward(self, x: Tensor, positions: Tensor, **options: Any) -> Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class ColumnNetwork(nn.Module):
+    """Corrections to the physics of a city's wind.
+
+    Args:
+        channels: inputs per cell of the lattice.
+        levels: cells per column.
+        profile: numbers that describe the inflow.
+        point_features: numbers that describe a point by itself.
+        outputs: corrected quantities.
+        encoding: how positions (metres) act on the attention between tokens; None for no attention.
+        spacing: m between columns.
+        width, depth, heads, expansion: of the blocks.
+        patch: columns along each side of a token.
+        stem, decoder, decoder_depth, level_features, query_width: sizes before, after and at the end.
+        backend, tolerance: as in :func:`farfield.local_attention`.
+    """
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        levels: int,
+        profile: int,
+        point_features: int,
+        outputs: int,
+        encoding: Encoding | None,
+        spacing: float = 4.0,
+        width: int = 128,
+        depth: int = 4,
+        heads: int = 4,
+        expansion: int = 3,
+        patch: int = 4,
+        stem: int = 48,
+        decoder: int = 128,
+        decoder_depth: int = 3,
+        level_features: int = 16,
+        query_width: int = 64,
+        backend: str = "auto",
+        tolerance: float = 1e-4,
+    ):
+        super().__init__()
+        self.channels, self.levels, self.patch, self.spacing = channels, levels, patch, spacing
+        self.backend, self.tolerance = backend, tolerance
+        first = nn.Conv2d(channels * levels + 1, stem, 3, padding=1)
+        self.stem = nn.Sequential(first, nn.GELU(), ResidualPair(stem), ChannelNorm(stem))
+        self.inflow = nn.Sequential(nn.Linear(profile, width), nn.GELU(), nn.Linear(width, width))
+        self.to_tokens = nn.Linear(patch * patch * stem, width)
+        self.blocks = nn.ModuleList(
+            PointwiseBlock(width, expansion)
+            if encoding is None
+            else Block(width, heads, copy.deepcopy(encoding), expansion)
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.to_columns = nn.Linear(width, patch * patch * decoder)
+        self.skip = nn.Conv2d(stem, decoder, 1)
+        self.inflow_to_columns = nn.Linear(width, decoder)
+        self.decoder = nn.Sequential(*(ConvNeXt(decoder) for _ in range(decoder_depth)), ChannelNorm(decoder))
+        self.to_levels = nn.Linear(decoder, levels * level_features)
+        read = level_features + channels + point_features
+        self.hidden = nn.Linear(read, query_width)
+        self.from_hidden = nn.Linear(query_width, outputs)
+        self.direct = nn.Linear(read, outputs, bias=False)
+        nn.init.normal_(self.from_hidden.weight, std=0.05)
+        nn.init.normal_(self.direct.weight, std=0.05)
+        nn.init.normal_(first.weight, std=2 / math.sqrt(first.weight[0].numel()))  # many inputs are nearly always 0
+        for weight in (self.skip.weight, self.to_columns.weight, self.to_levels.weight, self.to_tokens.weight):
+            nn.init.normal_(weight, std=1 / math.sqrt(weight[0].numel()))
+
+    def forward(self, cells: Tensor, air: Tensor, profile: Tensor, phase: tuple[int, int] = (0, 0)) -> Tensor:
+        """Inputs of the cells (B, C, Z, Y, X), columns in the air (B, Y, X), inflow (B, p) -> (B, Y X Z, features).
+
+        ``phase`` begins the tokens so many columns (across, along) before the lattice.
+        """
+        batch, _, _, across, along = cells.shape
+        size = self.patch
+        pads = (phase[1], -(along + phase[1]) % size, phase[0], -(across + phase[0]) % size)
+        grid = functional.pad(torch.cat([cells.flatten(1, 2), air[:, None].to(cells)], dim=1), pads)
+        stem = self.stem(grid.contiguous(memory_format=torch.channels_last))
+        rows, columns = stem.shape[2] // size, stem.shape[3] // size
+        tokens = stem.unflatten(3, (columns, size)).unflatten(2, (rows, size)).permute(0, 2, 4, 3, 5, 1)
+        inflow = self.inflow(profile)
+        tokens = self.to_tokens(tokens.reshape(batch, rows * columns, -1)) + inflow[:, None]
+        positions = self._positions(rows, columns, cells.device)
+        for block in self.blocks:
+            tokens = block(tokens, positions, backend=self.backend, tolerance=self.tolerance)
+        spread = self.to_columns(self.norm(tokens)).view(batch, rows, columns, size, size, -1)
+        spread = spread.permute(0, 5, 1, 3, 2, 4).reshape(batch, -1, rows * size, columns * size)
+        decoded = self.decoder(spread + self.skip(stem) + self.inflow_to_columns(inflow)[:, :, None, None])
+        decoded = decoded[:, :, phase[0] : phase[0] + across, phase[1] : phase[1] + along]
+        features = self.to_levels(decoded.permute(0, 2, 3, 1)).reshape(batch, across * along * self.levels, -1)
+        local = cells.permute(0, 3, 4, 2, 1).reshape(batch, across * along * self.levels, self.channels)
+        return torch.cat([features.float(), local.float()], dim=-1)
+
+    def query(self, volume: Tensor, index: Tensor, weight: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        """One city's features (Y X Z, f), the cells around each point (N, 8) and their weights, and what is known of
+        the points themselves (N, p) -> corrections (N, F), and the inputs interpolated to the points (N, C)."""
+        read = functional.embedding_bag(index, volume, per_sample_weights=weight, mode="sum")
+        local = read[:, -self.channels :]
+        read = torch.cat([read, points], dim=-1)
+        return self.from_hidden(functional.gelu(self.hidden(read))) + self.direct(read), local
+
+    def _positions(self, rows: int, columns: int, device: torch.device) -> Tensor:
+        """Positions (rows columns, 2) of the tokens along and across the wind, m."""
+        step = self.patch * self.spacing
+        y, x = torch.meshgrid(torch.arange(rows) * step, torch.arange(columns) * step, indexing="ij")
+        return torch.stack([x.flatten(), y.flatten()], dim=1).to(device)
