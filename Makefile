@@ -1,4 +1,5 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Both install into .venv first.
+# OPTIONS go to the demo's command: make demo OPTIONS='--set training.precision=bfloat16 --out runs/bfloat16'
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/farfield reproduce swe --preset quick
+	$(BIN)/farfield reproduce swe --preset quick $(OPTIONS)
 
 test: $(VENV)/installed lint
 	$(BIN)/pytest --numprocesses 2

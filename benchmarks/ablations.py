@@ -18,16 +18,17 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from farfield.datasets.step_pairs import StepPairs
-from farfield.datasets.urban_wind import UrbanWindFiles
+from farfield.data.samples import StepPairs
 from farfield.evaluation.metrics import mean_error, relative_errors
-from farfield.evaluation.urban import errors_of_draw
-from farfield.evaluation.urban_prediction import UrbanPredictor
 from farfield.files import atomic_path, atomic_write_text
-from farfield.models.weights import load_weights
-from farfield.training.academic import build_model
-from farfield.training.config import UrbanRun
-from farfield.training.runs import Run
+from farfield.problems import SteppingProblem, problem_of
+from farfield.problems.urban_wind.files import UrbanWindFiles
+from farfield.problems.urban_wind.prediction import UrbanPredictor
+from farfield.problems.urban_wind.scoring import errors_of_draw
+from farfield.runs.config import SteppingRun
+from farfield.runs.run import Run
+from farfield.runs.weights import load_weights
+from farfield.training.tasks import build_model
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -40,13 +41,13 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def error(run: Run) -> float:
     """The relative error, in per cent."""
-    return 100 * (urban_error(run) if isinstance(run.config(), UrbanRun) else step_error(run))
+    return 100 * (step_error(run) if isinstance(problem_of(run), SteppingProblem) else urban_error(run))
 
 
 def urban_error(run: Run, draws: int = 2, cells: int = 8192) -> float:
     """Of the velocity among the buildings, over all validation cities."""
-    predictor = UrbanPredictor.load(run.folder)
-    files = UrbanWindFiles(run.config().dataset, predictor.fields)
+    predictor = UrbanPredictor.load(run)
+    files = UrbanWindFiles(run.settings()["dataset"], predictor.fields)
     errors = []
     for number in files.ids("val"):
         case = files.load("val", number)
@@ -59,7 +60,7 @@ def urban_error(run: Run, draws: int = 2, cells: int = 8192) -> float:
 @torch.no_grad()
 def step_error(run: Run) -> float:
     """Of the changes over one step."""
-    config = run.config()
+    config = SteppingRun.parse(run.settings())
     data = StepPairs(config.dataset, "validation")
     items = 400 if len(data.spec.axes) == 1 else 40  # a plane has so many more points
     data.split.preload()
@@ -77,7 +78,7 @@ def step_error(run: Run) -> float:
 
 
 def main(out: Path, runs: list[Run]) -> None:
-    settings = [flat(run.config().model_dump()) for run in runs]
+    settings = [flat(problem_of(run).config(run).model_dump()) for run in runs]
     rows = []
     for run, values in zip(runs, settings, strict=True):
         changed = {name: value for name, value in values.items() if value != settings[0][name]}
@@ -96,9 +97,9 @@ def main(out: Path, runs: list[Run]) -> None:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    base = runs[0].config()
+    base = problem_of(runs[0]).config(runs[0])
     lines = [
-        f"Short runs of {base.case} with {base.encoding.name}, each made by `farfield train {base.case} --set ...` "
+        f"Short runs of {base.problem} with {base.encoding.name}, made by `farfield train {base.problem} --set ...` "
         "with the settings named and, for the rest, the baseline's configuration, which is below. One seed each: small "
         "differences mean nothing.",
         "",

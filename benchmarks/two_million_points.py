@@ -13,7 +13,7 @@ import time
 import torch
 
 import farfield as ff
-from farfield.attention.benchmark import SPACING
+from farfield.bench.attention import SPACING
 
 points = int(float(sys.argv[1])) if len(sys.argv) > 1 else 2_000_000
 decay_length = float(sys.argv[2]) if len(sys.argv) > 2 else 25.0

@@ -1,22 +1,33 @@
-"""farfield: transformer neural operators, trained on small domains, used on much larger ones."""
+"""farfield: transformer neural operators, trained on small domains, used on much larger ones.
 
-from farfield.attention import (
-    LAAPE,
-    LASPE,
-    ALiBi,
-    AttentionPlan,
-    Encoding,
-    FlashBias,
-    RoPE,
-    Window,
-    explain_backend,
-    local_attention,
-    plan_attention,
-    propose_decay_lengths,
-)
-from farfield.evaluation.loading import load
-from farfield.models import Predictor, TransformerOperator
+Names are imported when they are asked for: ``import farfield`` costs nothing, and nobody waits for what is not used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from farfield.version import __version__
+
+if TYPE_CHECKING:
+    from farfield.api import evaluate, load
+    from farfield.attention import (
+        LAAPE,
+        LASPE,
+        ALiBi,
+        AttentionPlan,
+        Encoding,
+        FlashBias,
+        RoPE,
+        Window,
+        explain_backend,
+        local_attention,
+        plan_attention,
+        propose_decay_lengths,
+    )
+    from farfield.models import TransformerOperator
+    from farfield.prediction.stepping import Predictor
 
 __all__ = [
     "LAAPE",
@@ -30,9 +41,29 @@ __all__ = [
     "TransformerOperator",
     "Window",
     "__version__",
+    "evaluate",
     "explain_backend",
     "load",
     "local_attention",
     "plan_attention",
     "propose_decay_lengths",
 ]
+
+_ELSEWHERE = {
+    "Predictor": "prediction.stepping",
+    "TransformerOperator": "models",
+    "evaluate": "api",
+    "load": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'farfield' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"farfield.{_ELSEWHERE.get(name, 'attention')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

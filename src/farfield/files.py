@@ -60,6 +60,14 @@ def fingerprint(*contents: bytes) -> str:
     return digest.hexdigest()
 
 
+def modern(values: Any) -> Any:
+    """Settings as they are written today: what is called ``problem`` was a ``case`` before version 0.2."""
+    if not isinstance(values, dict) or "problem" in values:
+        return values
+    renamed = {"problem" if name == "case" else name: value for name, value in values.items()}
+    return renamed | ({"spec": modern(values["spec"])} if "spec" in values else {})
+
+
 def read_description(path: Path) -> dict[str, Any]:
     """The mapping in a YAML or JSON file of a run's folder."""
     if not path.is_file():
@@ -71,7 +79,7 @@ def read_description(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} is damaged: expected names and values, got {values!r}")
-    return values
+    return modern(values)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray]:

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import farfield as ff
-from farfield.attention.drawing import draw_kernel_shapes, half_width
 from farfield.attention.rotary import axial_frequencies
+from farfield.studies.kernels import draw_kernel_shapes, half_width
 
 LENGTHS = st.floats(1.0, 1000.0)
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from strategies import NAMES, make_encoding, problems, relative_error
 
 import farfield as ff
-from farfield.attention.drawing import draw_plan
 from farfield.attention.flex import BLOCK, _block_mask
 from farfield.attention.margin import rare_logits
 from farfield.attention.plan import cached_plan
+from farfield.studies.kernels import draw_plan
 
 
 def jittered_grid(per_side, spacing, space_dim=2, seed=0):

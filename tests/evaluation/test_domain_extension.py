@@ -8,12 +8,11 @@ import pytest
 from rich.console import Console
 
 import farfield as ff
-from farfield.datasets.storage import open_split
-from farfield.evaluation.evaluate import evaluate
+from farfield.api import evaluate
+from farfield.data.the_well import open_split
+from farfield.evaluation.evaluate import Amount
 from farfield.evaluation.rows import Row, read_rows, write_rows
-from farfield.evaluation.subject import Amount
-from farfield.models.weights import load_weights
-from farfield.training.runs import save_weights
+from farfield.runs.weights import load_weights, save_weights
 
 QUIET = Console(quiet=True)
 
@@ -179,5 +178,5 @@ def test_bad_input_is_named(reproduced, run_copy, tmp_path):
     with pytest.raises(ValueError, match=r"was trained on other data than .*: time_step is 7.0 there and"):
         evaluate(run_copy, ["1"], data=plan.data, console=QUIET)
     shutil.copy(__file__, tmp_path / "rows.csv")
-    with pytest.raises(ValueError, match="is not a table of results: expected the columns case, encoding"):
+    with pytest.raises(ValueError, match="is not a table of results: expected the columns problem, encoding"):
         read_rows(tmp_path / "rows.csv")

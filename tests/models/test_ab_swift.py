@@ -1,12 +1,10 @@
-import math
-
 import pytest
 import torch
 
 import farfield as ff
 from farfield.models import AbSwift, ab_swift_encodings
 from farfield.models import transformer_operator as blocks
-from farfield.models.ab_swift import METRES_PER_UNIT, Frame, SupernodePooling
+from farfield.models.ab_swift import METRES_PER_UNIT, SupernodePooling
 
 KINDS = ["rope", "laspe", "laape"]
 UNITS = torch.tensor(METRES_PER_UNIT)
@@ -189,29 +187,6 @@ def test_translating_the_city_leaves_predictions_unchanged(kind):
         assert close(model(**placed(city, lambda p: p + shift)), model(**city), 1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("degrees", [90, 37])
-def test_turning_city_wind_and_axes_together_turns_the_velocity(kind, degrees):
-    """In metres and m/s; the normalisation is not the same along all axes, so it must be undone to turn anything."""
-    model, city, queries = make(kind), make_city(), cloud(20)
-    mean, std = torch.tensor([4.0, 0.1, -0.2]), torch.tensor([2.0, 1.0, 0.5])
-    a = math.radians(degrees)
-    turn = torch.tensor([[math.cos(a), -math.sin(a), 0], [math.sin(a), math.cos(a), 0], [0, 0, 1]])
-    frame = Frame(turn.T, mean, std)  # its first row is where the wind blows to
-
-    def turned(positions):
-        return (positions * UNITS) @ turn.T / UNITS
-
-    with torch.no_grad():
-        before = model(**city, queries=queries)
-        after = model(**placed(city, turned), queries=turned(queries), frame=frame)
-        unaware = model(**placed(city, turned), queries=turned(queries))
-    velocity = (before[..., :3] * std + mean) @ turn.T
-    assert close(after[..., :3] * std + mean, velocity, 1e-3)
-    assert close(after[..., 3:], before[..., 3:], 1e-3)
-    assert not close(unaware[..., 3:], before[..., 3:], 0.1)  # the axes are not alike
-
-
 def change_inside(kind):
     """What a city that goes on downstream, twice as far again, changes in the first fifth; over the fields' spread."""
     model, city = make(kind), make_city(points=80, supernodes=40, anchors=80)
@@ -316,16 +291,10 @@ def test_wrong_input_is_named(name, change, message):
         make()(**{**city, name: change(city[name])})
 
 
-def test_wrong_queries_and_frames_are_named():
+def test_wrong_queries_are_named():
     model, city = make(), make_city()
     with pytest.raises(ValueError, match="queries must have the shape"):
         model(**city, queries=cloud(5)[0])
-    with pytest.raises(ValueError, match="orthonormal"):
-        Frame(2 * torch.eye(3), torch.zeros(3), torch.ones(3))
-    with pytest.raises(ValueError, match=r"velocity_std must have the shape \(3,\)"):
-        Frame(torch.eye(3), torch.zeros(3), torch.ones(1))
-    with pytest.raises(ValueError, match="the frame has 2 axes, the network 3"):
-        model(**city, frame=Frame(torch.eye(2), torch.zeros(2), torch.ones(2)))
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from farfield.api import report as write_report
 from farfield.evaluation.rows import Row, write_rows
-from farfield.report.page import write_report
-from farfield.report.saved import Results, published, read_runs
-from farfield.report.tables import case_tables, error_table, percent
+from farfield.problems import PROBLEMS, problem_named
+from farfield.report.saved import Results, read_runs
+from farfield.report.tables import all_tables, error_table, percent
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -28,7 +29,7 @@ def run_of(folder: Path, encoding: str, seed: int, errors: dict[str, tuple[float
 
 
 def test_the_published_table_is_complete():
-    numbers = published()
+    numbers = {(name, *key): text for name in PROBLEMS for key, text in problem_named(name).shown.published.items()}
     assert len(numbers) == 2 * 3 * 5 * 2 + 2 * 3 * 2
     assert numbers["swe", "rope", "10", "v", "l1_step"] == "11.4"
     assert numbers["gray-scott", "laape", "3", "V", "l1_step"] == "28"
@@ -43,7 +44,7 @@ def test_the_table_shows_mean_and_spread_over_seeds_beside_the_paper(tmp_path):
         run_of(tmp_path / "b", "laape", 1, {"1": (0.012, 0.02), "10": (0.03, 0.02)}),
         run_of(tmp_path / "c", "rope", 0, {"1": (0.010, 0.02), "10": (2.5, float("inf"))}),
     ]
-    table = error_table(Results("swe", read_runs(runs)))
+    table = error_table(Results("swe", read_runs(runs), problem_named("swe").shown))
     assert table.header == ["encoding", "", "seeds", "s = 1, Δv", "s = 1, Δh", "s = 10, Δv", "s = 10, Δh", "growth"]
     assert table.rows == [
         ["RoPE", "here", "1", "1.00", "2.00", "250", "diverges", "250"],
@@ -67,7 +68,7 @@ def test_the_microscale_table_has_the_papers_columns(tmp_path):
     ]
     (tmp_path / "run").mkdir()
     write_rows(tmp_path / "run" / "evaluation.csv", rows)
-    results = Results("urban-wind", read_runs([tmp_path / "run"]))
+    results = Results("urban-wind", read_runs([tmp_path / "run"]), problem_named("urban-wind").shown)
     table = error_table(results)
     columns = ["s = 1, buildings", "s = 5, buildings", "s = 1, wake", "s = 5, wake"]
     assert table.header == ["encoding", "", "seeds", *columns, "growth"]
@@ -75,7 +76,7 @@ def test_the_microscale_table_has_the_papers_columns(tmp_path):
         ["LAAPE", "here", "1", "4.40", "20.0", "1.10", "4.55", "4.55 / 4.14"],
         ["LAAPE", "paper", "", "4.4", "12.8", "1.1", "4.2", ""],
     ]
-    fields = next(t for t in case_tables(results) if t.name == "urban-wind-fields")
+    fields = next(t for t in all_tables(results) if t.name == "urban-wind-fields")
     assert fields.header[2:4] == ["s = 1, velocity", "s = 1, pressure"]
     assert fields.rows[1] == ["LAAPE", "wake", "1.10", "1.10", "4.55", "4.55"]
     page = write_report([tmp_path / "run"], tmp_path / "report").read_text()
@@ -126,8 +127,8 @@ def test_every_picture_of_the_paper_is_drawn(reproduced):
     plan, out, _ = reproduced
     names = {path.stem for path in (out / "report" / "figures").glob("*.png")}
     expected = {"error-scale", "rollout-curves", "step-curves", "s1", "s3", "training", "times"}
-    expected |= {"rollout"} if plan.case == "gray-scott" else set()
-    assert names == {f"{plan.case}-{name}" for name in expected}
+    expected |= {"rollout"} if plan.problem.name == "gray-scott" else set()
+    assert names == {f"{plan.problem.name}-{name}" for name in expected}
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")

@@ -19,14 +19,14 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from small import assert_same_run, losses, training_run
 
-from farfield.models.weights import load_weights
-from farfield.recipes import training_run
-from farfield.training.config import TrainingConfig
-from farfield.training.fit import fit
-from farfield.training.loop import Diverged, Interrupted
+from farfield.problems import problem_named, problem_of
+from farfield.runs.config import TrainingConfig
+from farfield.runs.run import Run
+from farfield.runs.weights import load_weights, save_weights
+from farfield.training.loop import Diverged, Interrupted, fit
 from farfield.training.optimisers import learning_rate
-from farfield.training.runs import Run, save_weights
 
 RECORDED = Path(__file__).parent / "recorded_losses.csv"
 
@@ -42,35 +42,36 @@ AWKWARD = {
 
 def train(config, folder, **options) -> Run:
     run = Run(folder)
-    fit(config, run, console=Console(quiet=True), **options)
+    fit(problem_named(config.problem), config, run, console=Console(quiet=True), **options)
     return run
 
 
-def losses(run: Run, file: str = "losses.csv") -> list[tuple[int, float]]:
-    with (run.folder / file).open() as rows:
-        return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(rows)]
+def config_of(run: Run):
+    return problem_of(run).config(run)
 
 
 def loss_values(run: Run, file: str = "losses.csv") -> list[float]:
     return [loss for _, loss in losses(run, file)]
 
 
-def assert_same_run(one: Run, other: Run) -> None:
-    """Bit for bit: weights, losses, validations."""
-    assert losses(one) == losses(other)
-    assert losses(one, "validation.csv") == losses(other, "validation.csv")
-    for name in ("last.safetensors", "best.safetensors"):
-        a, b = load_file(one.folder / name), load_file(other.folder / name)
-        assert a.keys() == b.keys()
-        assert all(torch.equal(a[key], b[key]) for key in a)
+def stop_after_the_first_step(run: Run) -> None:
+    """Send this process the stop signal as soon as the run, begun next, has written its first loss."""
+
+    def wait_and_stop():
+        while not (run.losses_path.exists() and len(run.losses_path.read_bytes().splitlines()) > 1):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait_and_stop).start()
 
 
 def test_a_run_killed_at_random_and_resumed_ends_with_the_same_weights(tiny, tmp_path):
     config = tiny.changed({**AWKWARD, "training.steps": 60})
     forkserver = multiprocessing.get_context("forkserver")
-    forkserver.set_forkserver_preload(["farfield.training.fit", "torch.utils.tensorboard"])
+    forkserver.set_forkserver_preload(["farfield.training.loop", "torch.utils.tensorboard"])
+    problem = problem_named(config.problem)
     whole = Run(tmp_path / "whole")  # in a process like the others: this one may round otherwise
-    child = forkserver.Process(target=fit, args=(config, whole))
+    child = forkserver.Process(target=fit, args=(problem, config, whole))
     child.start()
     child.join()
     assert child.exitcode == 0
@@ -78,7 +79,7 @@ def test_a_run_killed_at_random_and_resumed_ends_with_the_same_weights(tiny, tmp
     run, kills = Run(tmp_path / "killed"), 0
     while True:
         begun = run.state_path.exists()
-        child = forkserver.Process(target=fit, args=(config, run), kwargs={"resume": begun})
+        child = forkserver.Process(target=fit, args=(problem, config, run), kwargs={"resume": begun})
         child.start()
         rows = len(losses(run)) if begun else 0
         enough = rows + chance.randint(5, 20)  # more than a checkpoint's interval, so that each life gets further
@@ -100,13 +101,7 @@ def test_a_run_killed_at_random_and_resumed_ends_with_the_same_weights(tiny, tmp
 def test_a_stop_signal_saves_and_the_run_continues_exactly(tiny, tmp_path):
     whole = train(tiny, tmp_path / "whole")
     run = Run(tmp_path / "stopped")
-
-    def stop_after_the_first_step():
-        while not (run.losses_path.exists() and len(run.losses_path.read_bytes().splitlines()) > 1):
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=stop_after_the_first_step).start()
+    stop_after_the_first_step(run)
     with pytest.raises(Interrupted, match=r"stopped after step \d+ of 30; continue with --resume"):
         train(tiny, run.folder)
     assert 1 <= len(losses(run)) < 30
@@ -119,7 +114,7 @@ def test_a_stop_signal_saves_and_the_run_continues_exactly(tiny, tmp_path):
 
 def test_a_run_is_repeated_by_its_own_configuration(tiny, tmp_path):
     first = train(tiny.changed(AWKWARD), tmp_path / "first")
-    assert_same_run(train(first.config(), tmp_path / "second"), first)
+    assert_same_run(train(config_of(first), tmp_path / "second"), first)
     other = train(tiny.changed({**AWKWARD, "seed": 1}), tmp_path / "other")
     assert losses(other) != losses(first)
 
@@ -259,11 +254,11 @@ def test_damaged_and_foreign_checkpoints_are_refused(tiny, tmp_path):
     for length in (0, 1, 100, *range(1000, len(content), len(content) // 12), len(content) - 1):
         run.state_path.write_bytes(content[:length])
         with pytest.raises(ValueError, match=r"state\.pt is truncated or damaged"):
-            train(run.config(), run.folder, resume=True)
+            train(config_of(run), run.folder, resume=True)
     wider = train(tiny.changed({"training.steps": 4, "model.width": 36}), tmp_path / "wider")
     run.state_path.write_bytes(wider.state_path.read_bytes())
     with pytest.raises(ValueError, match=r"another model: embed.weight should be \(24, 3\), is \(36, 3\).* more"):
-        train(run.config(), run.folder, resume=True)
+        train(config_of(run), run.folder, resume=True)
     model = torch.nn.Linear(2, 2)
     save_weights(tmp_path / "w.safetensors", model)
     load_weights(tmp_path / "w.safetensors", model)
@@ -278,7 +273,7 @@ def test_missing_and_mismatching_data_is_refused(tiny, tmp_path):
     with pytest.raises(FileNotFoundError, match="farfield generate"):
         train(tiny.changed({"dataset": str(tmp_path / "nowhere")}), tmp_path / "run")
     with pytest.raises(ValueError, match="a dataset of swe, the run is for gray-scott"):
-        train(tiny.changed({"case": "gray-scott"}), tmp_path / "run")
+        train(tiny.changed({"problem": "gray-scott"}), tmp_path / "run")
     with pytest.raises(ValueError, match="a dataset of swe, the run is for gray-scott"):  # not of its windows
         train(training_run("gray-scott", "cpu", "laape", tiny.dataset), tmp_path / "run")
     with pytest.raises(ValueError, match="has 40 training items, fewer than one batch of 64"):
@@ -288,7 +283,7 @@ def test_missing_and_mismatching_data_is_refused(tiny, tmp_path):
     described["states"]["mean"][0] += 1
     run.dataset_path.write_text(json.dumps(described))
     with pytest.raises(ValueError, match="was trained on other data: its states is"):
-        train(run.config(), run.folder, resume=True)
+        train(config_of(run), run.folder, resume=True)
 
 
 def test_a_run_is_not_overwritten(tiny, tmp_path):
@@ -299,14 +294,14 @@ def test_a_run_is_not_overwritten(tiny, tmp_path):
     with pytest.raises(ValueError, match=r"already holds trained weights \(best.safetensors\): choose another --out"):
         train(tiny, tmp_path)
     with pytest.raises(ValueError, match="is not a run"):
-        Run(tmp_path / "none").config()
+        config_of(Run(tmp_path / "none"))
 
 
 def test_what_a_killed_process_left_half_written_goes_when_the_run_is_resumed(tiny, tmp_path):
     run = train(tiny.changed({"training.steps": 2}), tmp_path)
     (tmp_path / ".state.pt.0123abcd.partial").write_bytes(b"half")
     said = io.StringIO()
-    fit(run.config(), run, resume=True, console=Console(file=said, width=200))
+    fit(problem_of(run), config_of(run), run, resume=True, console=Console(file=said, width=200))
     assert not list(tmp_path.glob(".*"))
     assert "is trained to its last step, 2: nothing to continue" in said.getvalue()
 
@@ -314,7 +309,7 @@ def test_what_a_killed_process_left_half_written_goes_when_the_run_is_resumed(ti
 def test_a_run_folder_describes_itself(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/farfield", "train", "swe", "--set", "model.width=24 "])
     run = train(tiny, tmp_path)
-    assert run.config() == tiny
+    assert config_of(run) == tiny
     assert {path.name for path in run.folder.iterdir()} == {
         "config.yaml",
         "provenance.json",
@@ -329,7 +324,7 @@ def test_a_run_folder_describes_itself(tiny, tmp_path, monkeypatch):
     provenance = json.loads(run.provenance_path.read_text())
     assert provenance["commands"] == ["farfield train swe --set 'model.width=24 '"]
     assert (provenance["seed"], provenance["processes"]) == (0, 1)
-    assert provenance["precision"] in ("32-true", "bf16-mixed")
+    assert provenance["precision"] == "float32"
     assert set(provenance["versions"]) >= {"farfield", "torch", "numpy", "python"}
     assert list(run.tensorboard_path.iterdir())
     assert [step for step, _ in losses(run, "validation.csv")] == [7, 14, 21, 28, 30]

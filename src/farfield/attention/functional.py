@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 
 import torch
 from torch import Tensor
@@ -54,9 +55,10 @@ def local_attention(
 
     Returns (B, H, Nq, Dv) in the dtype of q. Half-precision inputs are computed in float32: the bias and the
     rotation are never rounded to less. Positions are taken relative to the middle of the domain, in their own
-    precision, so a common shift of all positions changes nothing.
+    precision (float32 at least), so a common shift of all positions changes nothing.
     """
     key_positions = query_positions if key_positions is None else key_positions
+    query_positions, key_positions = _at_least_float32(query_positions), _at_least_float32(key_positions)
     _check_arguments(q, k, v, query_positions, key_positions, encoding, backend, tolerance, empty)
     query_positions, key_positions = _unbatched(query_positions), _unbatched(key_positions)
     if backend == "auto":
@@ -96,6 +98,7 @@ def explain_backend(
 ) -> str:
     """What ``backend="auto"`` would choose for these points, and why."""
     key_positions = query_positions if key_positions is None else key_positions
+    query_positions, key_positions = _at_least_float32(query_positions), _at_least_float32(key_positions)
     query_positions, key_positions = _unbatched(query_positions), _unbatched(key_positions)
     backend, reason = _choose(query_positions, key_positions, encoding, q, tolerance, None)
     return f"{backend}: {reason}"
@@ -156,6 +159,26 @@ def _sparse(
         some = None if weight is None else weight[one]
         entries.append(_sparse(backend, q[one], k[one], v[one], where_q, where_k, encoding, some, tolerance, None))
     return torch.cat(entries)
+
+
+def _at_least_float32(positions: Tensor) -> Tensor:
+    """Positions in float32 or better; what half precision has already rounded away can only be pointed out."""
+    if not positions.is_floating_point() or positions.dtype.itemsize >= 4:
+        return positions
+    global _said_half
+    if not _said_half:
+        _said_half = True
+        size = torch.finfo(positions.dtype).eps / 2 * 1000
+        warnings.warn(
+            f"positions came in {positions.dtype}, which rounds a coordinate of 1000 by up to {size:g}; attention "
+            "computes with them in float32, but what they have lost is lost. Keep positions out of casts: give them "
+            "in float32. (Said once.)",
+            stacklevel=3,
+        )
+    return positions.float()
+
+
+_said_half = False
 
 
 def _unbatched(positions: Tensor) -> Tensor:

@@ -258,9 +258,3 @@ def _positive(name: str, value: float) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be positive and finite, got {value}")
     return float(value)
-
-
-if __name__ == "__main__":
-    from farfield.attention.drawing import draw_kernel_shapes
-
-    print(f"kernel shapes drawn to {draw_kernel_shapes('kernel-shapes.png')}")

@@ -230,7 +230,8 @@ def cached_plan(
 def fingerprint(positions: Tensor) -> int:
     """A checksum of the points, to tell clouds apart."""
     data = positions.detach().cpu().contiguous()
-    return zlib.crc32(data.numpy().data, zlib.crc32(repr((tuple(data.shape), data.dtype)).encode()))
+    raw = data.view(torch.uint8) if data.numel() else data  # NumPy has no bfloat16, but every dtype has bytes
+    return zlib.crc32(raw.numpy().data, zlib.crc32(repr((tuple(data.shape), data.dtype)).encode()))
 
 
 def _best_size(

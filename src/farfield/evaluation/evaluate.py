@@ -1,39 +1,103 @@
-"""Evaluation of a trained model on domains of rising size, whatever its case: scale by scale, resumable."""
+"""Evaluation of a trained model on domains of rising size, whatever its problem: scale by scale, resumable."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from farfield.evaluation.domain_extension import StepPairSubject
-from farfield.evaluation.record import Record
-from farfield.evaluation.rows import Row
-from farfield.evaluation.subject import Amount, Numbers, Subject, in_order
-from farfield.training.config import UrbanRun
-from farfield.training.runs import Run
+from farfield.evaluation.rows import Record, Row, scale_order
+from farfield.runs.run import Run
+from farfield.runs.weights import Device
+
+Numbers = tuple[str, str, int, float, int]  # field, metric, horizon, value, samples: the end of a row
+Pictures = Callable[[], dict[str, NDArray]]  # made when the clock has stopped
+Advance = Callable[[float], None]  # is told how many predictions have been made since the last call
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is evaluated at a scale; None for all there is. A problem takes from it what concerns it."""
+
+    samples: int | None = None
+    """Stepping: pairs of successive states, drawn at random once. Steady: simulations, the first ones."""
+    rollouts: int | None = None
+    """Stepping: simulations whose predictions are fed back."""
+    draws: int = 10
+    """Draws of the points that stand for a simulation, where a network sees some of them only; the paper's ten."""
+    cells: int | None = None
+    """Cells of each simulation that a draw predicts, chosen at random with its points."""
+
+    def is_nothing(self) -> bool:
+        """Whether a scale is left out."""
+        return self.samples == 0
+
+
+class Subject(Protocol):
+    """A trained model with its test data, measured scale by scale: what evaluation asks of a problem."""
+
+    default_scales: tuple[str, ...]
+    shown: tuple[str, ...]
+    """Metrics whose numbers are told while it goes."""
+
+    def open(self, scales: list[str]) -> None:
+        """Find the data of these scales; what is not there is an error now, not after an hour."""
+
+    def data(self, scale: str) -> str:
+        """A fingerprint of a scale's data: numbers of other data are not kept."""
+
+    def wanted(self, scale: str, amount: Amount) -> dict[str, int]:
+        """The amount, resolved against what there is."""
+
+    def predictions(self, scale: str, wanted: dict[str, int]) -> int:
+        """How many predictions that takes."""
+
+    def measure(self, scale: str, wanted: dict[str, int], advance: Advance) -> tuple[list[Numbers], Pictures]:
+        """The numbers, and the arrays that pictures need."""
+
+
+def in_order(scales: Iterable[str]) -> list[str]:
+    """Scales as a user names them, each once, by their size."""
+
+    def size(scale: str) -> tuple[float, ...]:
+        try:
+            return scale_order(scale)
+        except ValueError:
+            raise ValueError(f"expected scales like 1, 10 or 2x1, got {scale!r}") from None
+
+    return sorted(dict.fromkeys(scales), key=size)
+
+
+class Scored(Protocol):
+    """What evaluation asks of a problem."""
+
+    def subject(self, run: Run, data: str | Path | None = None, device: Device = None) -> Subject:
+        """A run and its test data, in the folder ``data`` or in that which it was trained on."""
 
 
 def evaluate(
-    run_folder: str | Path,
+    problem: Scored,
+    run: Run,
     scales: Iterable[str] = (),
     *,
     amount: Amount = Amount(),
     data: str | Path | None = None,
-    device: str | None = None,
+    device: Device = None,
     console: Console | None = None,
 ) -> list[Row]:
     """Evaluate a run at these scales (the paper's by default), skipping what is done.
 
     Returns all rows of ``RUN/evaluation.csv``.
     """
-    run = Run(run_folder)
-    config = run.config()
-    subject = subject_of(run, data, device)
+    subject = problem.subject(run, data, device)
+    settings = run.settings()
+    problem_name, encoding, seed = settings["problem"], settings["encoding"]["name"], settings["seed"]
     chosen = in_order(scales or subject.default_scales)
     subject.open(chosen)
     record = Record.open(run, {scale: subject.data(scale) for scale in chosen})
@@ -58,22 +122,11 @@ def evaluate(
             found, pictures = subject.measure(scale, wanted[scale], advance)
             seconds = (time.perf_counter() - began) / predicted
             found.append(("", "seconds", 1, float(f"{seconds:.3g}"), round(predicted)))
-            rows = [Row(config.case, config.encoding.name, config.seed, scale, *numbers) for numbers in found]
+            rows = [Row(problem_name, encoding, seed, scale, *numbers) for numbers in found]
             record.add(scale, wanted[scale], rows, pictures())
             errors = ", ".join(_told(numbers) for numbers in found if numbers[1] in subject.shown)
-            console.print(f"{config.encoding.name}, s = {scale}: {errors}", highlight=False)
+            console.print(f"{encoding}, s = {scale}: {errors}", highlight=False)
     return record.rows
-
-
-def subject_of(run: Run, data: str | Path | None = None, device: str | None = None) -> Subject:
-    """The run as what is to be evaluated; ``data`` is the dataset's folder if not the one it was trained on."""
-    config = run.config()
-    folder = Path(data or config.dataset)
-    if isinstance(config, UrbanRun):
-        from farfield.evaluation.urban import UrbanSubject  # VTK, which the other cases need not wait for
-
-        return UrbanSubject(run, folder, device)
-    return StepPairSubject(run, folder, device)
 
 
 def _told(numbers: Numbers) -> str:

@@ -1,20 +1,27 @@
-"""``evaluation.csv``: one row per number, the only thing that tables and curves are made of."""
+"""``evaluation.csv``: one row per number, the only thing that tables and curves are made of; and what is done."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
-from farfield.files import atomic_write_text
+import numpy as np
+from numpy.typing import NDArray
+
+from farfield.files import atomic_path, atomic_write_text, this_command
+from farfield.runs.run import Run
 
 
 class Row(NamedTuple):
     """One number, and all that says what it is."""
 
-    case: str
+    problem: str
     encoding: str
     seed: int
     scale: str
@@ -36,6 +43,8 @@ def read_rows(path: str | Path) -> list[Row]:
     """Read a file of rows."""
     with Path(path).open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
+        if reader.fieldnames and reader.fieldnames[0] == "case":  # as the column was called before version 0.2
+            reader.fieldnames = [Row._fields[0], *reader.fieldnames[1:]]
         if tuple(reader.fieldnames or ()) != Row._fields:
             raise ValueError(
                 f"{path} is not a table of results: expected the columns {', '.join(Row._fields)}, got "
@@ -44,7 +53,7 @@ def read_rows(path: str | Path) -> list[Row]:
         try:
             return [
                 Row(
-                    case=r["case"],
+                    problem=r["problem"],
                     encoding=r["encoding"],
                     seed=int(r["seed"]),
                     scale=r["scale"],
@@ -72,3 +81,61 @@ def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
 def scale_order(scale: str) -> tuple[float, ...]:
     """Sorts scales by their size."""
     return tuple(float(factor) for factor in scale.split("x"))
+
+
+@dataclass
+class Record:
+    """What has been evaluated of a run, on disk."""
+
+    run: Run
+    weights: str
+    data: dict[str, str] = field(default_factory=dict)
+    done: dict[str, dict[str, int]] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    pictures: dict[str, NDArray] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, run: Run, data: Mapping[str, str]) -> Record:
+        """What the folder holds, unless it is about other weights or, at some scale, other ``data`` (fingerprints)."""
+        record = cls(run, run.weights_fingerprint() or "", dict(data))
+        held = run.evaluation()
+        if held and held["weights"] == record.weights:
+            theirs = held.get("data", {})
+            other = {scale for scale in data if theirs.get(scale) != data[scale]}
+            record.data = theirs | record.data
+            record.done = {scale: amount for scale, amount in held["scales"].items() if scale not in other}
+            record.commands = held.get("commands", [])
+            record.rows = [row for row in read_rows(run.rows_path) if row.scale not in other]
+            record.pictures = run.samples()  # kept results do without them
+        return record
+
+    def has(self, scale: str, wanted: dict[str, int]) -> bool:
+        """Whether at least as much is done; a kind that is not counted is unlimited."""
+        done = self.done.get(scale)
+        return done is not None and all(done.get(kind, inf) >= wanted.get(kind, inf) for kind in done | wanted)
+
+    def raised(self, scale: str, wanted: dict[str, int]) -> dict[str, int]:
+        """What to measure so that nothing is known worse than before: of each kind no less than is done."""
+        done = self.done.get(scale)
+        if done is None:
+            return wanted
+        return {kind: max(done[kind], wanted[kind]) for kind in wanted if kind in done}
+
+    def add(self, scale: str, amount: dict[str, int], rows: list[Row], pictures: dict[str, NDArray]) -> None:
+        """Replace what is known about a scale; the file that says it is done comes last."""
+        kept = [row for row in self.rows if row.scale != scale]
+        self.rows = sorted([*kept, *rows], key=lambda row: scale_order(row.scale))
+        self.pictures |= {f"s{scale}_{name}": values for name, values in pictures.items()}
+        self.done |= {scale: amount}
+        self.commands = list(dict.fromkeys([*self.commands, this_command()]))
+        write_rows(self.run.rows_path, self.rows)
+        with atomic_path(self.run.samples_path) as partial, partial.open("wb") as file:
+            np.savez_compressed(file, **self.pictures)  # type: ignore[arg-type]
+        described = {
+            "weights": self.weights,
+            "scales": self.done,
+            "data": {scale: self.data[scale] for scale in self.done},
+            "commands": self.commands,
+        }
+        atomic_write_text(self.run.evaluation_path, json.dumps(described, indent=1) + "\n")

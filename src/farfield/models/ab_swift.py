@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import LAAPE, LASPE, Encoding, RoPE
-from farfield.models.transformer_operator import Block, pointwise
+from farfield.models.transformer_operator import Block, exactly, pointwise
 
 FIELDS = {"velocity": 3, "pressure": 1, "k": 1, "epsilon": 1}
 METRES_PER_UNIT = (0.47, 0.24, 0.06)  # the training domain, 470 m x 240 m x 60 m, is 1000 units wide along each axis
@@ -75,44 +75,6 @@ def ab_swift_encodings(kind: str, *, factor: float = 1.0, rotary: RoPE | None = 
         wake = LAAPE(decay_length_plus=upstream, decay_length_minus=downstream, rotary=rotary)
         return AbSwiftEncodings(near, near, wake)
     raise ValueError(f"kind must be 'rope', 'laspe' or 'laape', got {kind!r}")
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Axes in which the network is to work, for a wind that does not blow along the first coordinate axis.
-
-    The network learned wind along its first axis, and its axes are not alike (decay lengths, RoPE, velocity).
-    A city at another angle is therefore seen in axes that are turned with the wind: positions are expressed in
-    ``basis``, the network runs, and the velocity is turned back. It is turned in m/s, so its scales are needed.
-
-    Args:
-        basis: orthonormal rows e_i (P, P); e_1 points where the wind blows to.
-        velocity_mean, velocity_std: (P,) each; a standardised velocity times ``velocity_std`` plus ``velocity_mean``
-            is in m/s.
-    """
-
-    basis: Tensor
-    velocity_mean: Tensor
-    velocity_std: Tensor
-
-    def __post_init__(self) -> None:
-        axes = self.basis.shape[0]
-        identity = torch.eye(axes, dtype=self.basis.dtype, device=self.basis.device)
-        if self.basis.shape != (axes, axes) or not torch.allclose(self.basis @ self.basis.T, identity, atol=1e-5):
-            raise ValueError(f"basis must hold P orthonormal rows of length P, got {self.basis.tolist()}")
-        for name, scale in (("velocity_mean", self.velocity_mean), ("velocity_std", self.velocity_std)):
-            if scale.shape != (axes,):
-                raise ValueError(f"{name} must have the shape ({axes},), got {tuple(scale.shape)}")
-
-    def turn(self, positions: Tensor, metres_per_unit: Tensor) -> Tensor:
-        """Normalised positions (..., P) along the coordinate axes -> the same along the basis, by way of metres."""
-        metres_per_unit = metres_per_unit.to(positions)
-        return (positions * metres_per_unit) @ self.basis.T.to(positions) / metres_per_unit
-
-    def turn_back(self, velocity: Tensor) -> Tensor:
-        """Standardised velocity (..., P) along the basis -> the same along the coordinate axes, by way of m/s."""
-        mean, std = self.velocity_mean.to(velocity), self.velocity_std.to(velocity)
-        return ((velocity * std + mean) @ self.basis.to(velocity) - mean) / std
 
 
 class SupernodePooling(nn.Module):
@@ -214,7 +176,6 @@ class Encoded:
     start: Tensor  # (B, 1, W), the token with which every point of the volume begins
     offers: tuple[Offer, ...]  # of geometry and anchors, in the order in which the volume reads them
     anchor_tokens: Tensor  # (B, A, W)
-    frame: Frame | None
 
 
 class AbSwift(nn.Module):
@@ -226,8 +187,7 @@ class AbSwift(nn.Module):
 
     Args:
         encodings: per part of the network, see :func:`ab_swift_encodings`.
-        fields: names and numbers of components, in the order of the output's channels; a field named ``velocity`` is a
-            vector that :class:`Frame` turns.
+        fields: names and numbers of components, in the order of the output's channels.
         width, heads, expansion: size of the blocks.
         geometry_depth, processor_depth: numbers of pairs (self-attention, cross-attention).
         decoder_depth: number of self-attention blocks.
@@ -325,7 +285,6 @@ class AbSwift(nn.Module):
         terrain_features: Tensor,
         profile: Tensor,
         anchors: Tensor,
-        frame: Frame | None = None,
     ) -> Encoded:
         """Everything that does not depend on the queries.
 
@@ -335,11 +294,11 @@ class AbSwift(nn.Module):
             terrain_features: (B, N, F), or (B, F) where all points have the same.
             profile: the standardised inflow, (B, heights, columns).
             anchors: (B, A, P), the points of the air that all others read from.
-            frame: axes turned with the wind; None where it blows along the first coordinate axis.
         """
         batch = anchors.shape[0]
         clouds = {"anchors": anchors, "obstacle_points": obstacle_points, "terrain_points": terrain_points}
-        anchors, obstacle_points, terrain_points = (self._turned(n, t, batch, frame) for n, t in clouds.items())
+        for name, points in clouds.items():
+            self._check_positions(name, points, batch)
         _check_supernodes("obstacle_supernodes", obstacle_supernodes, obstacle_points)
         _check_supernodes("terrain_supernodes", terrain_supernodes, terrain_points)
         if terrain_features.ndim == 2:
@@ -362,7 +321,7 @@ class AbSwift(nn.Module):
 
         # Before the volume has read the geometry, its points are all alike, and attention to equal values returns that
         # value whatever the weights: until then one token stands for all.
-        volume = self._branch(anchors[:, :1], self.embed_profile(profile.flatten(1))[:, None])
+        volume = self._branch(anchors[:, :1], exactly(self.embed_profile, profile.flatten(1))[:, None])
         start = volume.tokens
         offers: list[Offer] = []
         for number, (among, between) in enumerate(_pairs(self.processor)):
@@ -383,40 +342,37 @@ class AbSwift(nn.Module):
             assert isinstance(block, Block)
             offers.append(volume.offer(block))
             volume.read(offers[-1])
-        return Encoded(start, tuple(offers), volume.tokens, frame)
+        return Encoded(start, tuple(offers), volume.tokens)
 
     def at_anchors(self, encoded: Encoded) -> Tensor:
         """The fields at the anchors, (B, A, fields)."""
-        return self._project(encoded.anchor_tokens, encoded.frame)
+        return self._project(encoded.anchor_tokens)
 
     def decode(self, encoded: Encoded, queries: Tensor, chunk: int = 16_384) -> Tensor:
         """The fields at any points (B, Q, P) -> (B, Q, fields), ``chunk`` points at a time."""
-        queries = self._turned("queries", queries, encoded.start.shape[0], encoded.frame, at_least=0)
+        self._check_positions("queries", queries, encoded.start.shape[0], at_least=0)
         out = []
         for positions in queries.split(chunk, dim=1) if queries.shape[1] else ():
             tokens = encoded.start.expand(-1, positions.shape[1], -1)
             points = self._branch(positions, tokens)
             for offer in encoded.offers:
                 points.read(offer)
-            out.append(self._project(points.tokens, encoded.frame))
+            out.append(self._project(points.tokens))
         return torch.cat(out, dim=1) if out else encoded.start.new_zeros(*queries.shape[:2], sum(self.fields.values()))
 
     def _branch(self, positions: Tensor, tokens: Tensor) -> Branch:
         options = {"backend": self.backend, "tolerance": self.tolerance}
         return Branch(positions, tokens, options, self.checkpointing)
 
-    def _project(self, tokens: Tensor, frame: Frame | None) -> Tensor:
+    def _project(self, tokens: Tensor) -> Tensor:
         def fields(part: Tensor) -> Tensor:
             part = self.norm(part)
-            values = {name: head(part) for name, head in self.project.items()}
-            if frame is not None and "velocity" in values:
-                values["velocity"] = frame.turn_back(values["velocity"])
-            return torch.cat(list(values.values()), dim=-1)
+            values = [exactly(head[-1], head[:-1](part)) for head in self.project.values()]  # type: ignore[index]
+            return torch.cat(values, dim=-1)
 
         return pointwise(fields, tokens)
 
-    def _turned(self, name: str, positions: Tensor, batch: int, frame: Frame | None, at_least: int = 1) -> Tensor:
-        """Positions in the network's axes, after a look at them."""
+    def _check_positions(self, name: str, positions: Tensor, batch: int, at_least: int = 1) -> None:
         if positions.ndim != 3 or positions.shape[1] < at_least:
             raise ValueError(
                 f"{name} must have the shape (batch, points, axes) with at least {at_least} points, "
@@ -425,11 +381,6 @@ class AbSwift(nn.Module):
         _check_shape(name, positions, (batch, positions.shape[1], self.space_dim))
         if not bool(torch.isfinite(positions).all()):
             raise ValueError(f"{name} must be finite, it holds NaN or infinity")
-        if frame is None:
-            return positions
-        if frame.basis.shape[0] != self.space_dim:
-            raise ValueError(f"the frame has {frame.basis.shape[0]} axes, the network {self.space_dim}")
-        return frame.turn(positions, self.metres_per_unit)
 
 
 def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

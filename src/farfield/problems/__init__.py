@@ -1,1 +1,48 @@
-"""The problems that farfield knows: one folder each."""
+"""The problems: one folder each, and this list of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from farfield.data.spec import SampleSpec
+from farfield.data.the_well import open_split
+from farfield.problems.problem import Problem, SteppingProblem
+from farfield.report.saved import Presentation
+from farfield.runs.run import Run
+
+# A problem, or the module that defines it as PROBLEM, which is imported when it is asked for.
+PROBLEMS: dict[str, Problem | str] = {
+    "swe": "farfield.problems.swe.recipe",
+    "gray-scott": "farfield.problems.gray_scott.recipe",
+    "urban-wind": "farfield.problems.urban_wind.recipe",
+}
+
+
+def problem_named(name: str) -> Problem:
+    """A built-in problem."""
+    if name not in PROBLEMS:
+        raise ValueError(f"unknown problem {name!r}: expected one of {', '.join(sorted(PROBLEMS))}")
+    found = PROBLEMS[name]
+    return found if isinstance(found, Problem) else importlib.import_module(found).PROBLEM
+
+
+def problem_of(run: Run) -> Problem:
+    """The problem of a run's folder: a built-in one by its name, else what its data says that it is."""
+    name = run.settings()["problem"]
+    return problem_named(name) if name in PROBLEMS else own_problem(SampleSpec.model_validate(run.dataset()["spec"]))
+
+
+def problem_for(settings: Mapping[str, Any]) -> Problem:
+    """The problem of a run that has yet to begin, from its settings."""
+    name = settings["problem"]
+    return problem_named(name) if name in PROBLEMS else own_problem(open_split(settings["dataset"], "train").spec)
+
+
+def own_problem(spec: SampleSpec) -> Problem:
+    """The problem that a user's data is."""
+    return SteppingProblem(spec.problem, Presentation(spec.problem), spec)
+
+
+__all__ = ["PROBLEMS", "Problem", "SteppingProblem", "own_problem", "problem_for", "problem_named", "problem_of"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -12,13 +14,23 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from numpy.typing import NDArray
 
 from farfield.evaluation.rows import scale_order
-from farfield.report.drawn import Drawn
-from farfield.report.saved import COLOURS, NAMES, Results, SavedRun, published
-from farfield.report.wind import wind_speeds
+from farfield.report.saved import Results, SavedRun
+from farfield.style import COLOURS, ERROR_MAP, FIELD_MAP, NAMES, labelled
+
+# Decorates what draws a page: its type is smaller than matplotlib's default, which is left alone.
+in_small_type = mpl.rc_context({"font.size": 9})
 
 
-def case_figures(results: Results) -> Iterator[Drawn]:
-    """All figures of a case that its saved files allow."""
+class Drawn(NamedTuple):
+    """A figure and what it shows."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+
+def all_figures(results: Results) -> Iterator[Drawn]:
+    """All figures of a problem that its saved files allow."""
     if results.horizons(results.quantities[0].metric):
         yield error_against_scale(results)
     if results.horizons():
@@ -26,13 +38,7 @@ def case_figures(results: Results) -> Iterator[Drawn]:
     if results.horizons("l1_step_to"):
         yield step_curves(results)
     for scale in results.scales:
-        for kind in ("map", "cut"):
-            if runs := results.pictured(f"s{scale}_{kind}_truth"):
-                yield wind_speeds(results.case, runs, scale, kind)
-        runs = results.pictured(f"s{scale}_change_truth")
-        if runs:
-            flat = len(next(iter(runs.values())).pictures[f"s{scale}_extent"]) == 1
-            yield (profiles if flat else maps)(results, runs, scale)
+        yield from (results.shown.pictures or state_pictures)(results, scale)
     for scale in ("3", "2", "1"):  # the paper shows s = 3
         runs = results.pictured(f"s{scale}_rollout_truth")
         if runs and len(next(iter(runs.values())).pictures[f"s{scale}_extent"]) == 2:
@@ -43,11 +49,16 @@ def case_figures(results: Results) -> Iterator[Drawn]:
     yield wall_times(results)
 
 
+def state_pictures(results: Results, scale: str) -> Iterator[Drawn]:
+    """The change over one step, along a line or as maps."""
+    if runs := results.pictured(f"s{scale}_change_truth"):
+        flat = len(next(iter(runs.values())).pictures[f"s{scale}_extent"]) == 1
+        yield (profiles if flat else maps)(results, runs, scale)
+
+
 def error_against_scale(results: Results) -> Drawn:
     """The message of the paper in one picture."""
     figure = Figure(figsize=(4.2 * len(results.quantities), 3.4), layout="constrained")
-    paper = published()
-    urban = results.case == "urban-wind"
     for axes, quantity in zip(_row(figure, len(results.quantities)), results.quantities, strict=True):
         field, metric, name, _ = quantity
         for encoding in results.encodings:
@@ -60,19 +71,19 @@ def error_against_scale(results: Results) -> Drawn:
             x, mean, spread = np.array(points).T
             axes.plot(x, mean, "o-", color=colour, label=NAMES[encoding], lw=1.5 * broad, markersize=4 * broad)
             axes.fill_between(x, np.maximum(mean - spread, mean / 10), mean + spread, color=colour, alpha=0.2, lw=0)
-            about = [(results.case, encoding, scale, field, metric) for scale in results.scales]
-            theirs = [(scale_order(key[2])[0], paper.get(key)) for key in about]
-            if known := [(s, float(value)) for s, value in theirs if value is not None]:
+            theirs = [(scale_order(s)[0], results.published(encoding, s, quantity)) for s in results.scales]
+            if known := [(s, float(value)) for s, value in theirs if value]:
                 axes.plot(*np.array(known).T, "x:", color=colour, label=f"{NAMES[encoding]}, paper", markersize=4)
-        title = name if urban else f"change of {name}"
+        title = results.shown.figure_title.format(name)
         axes.set(xscale="log", yscale="log", xlabel="s, times the training domain", title=title)
         _plain_ticks(axes, [scale_order(s)[0] for s in results.scales])
         _plain_numbers(axes)
     figure.axes[0].set_ylabel("L1 error [%]")
     figure.axes[-1].legend(fontsize="small")
-    what = "Error" if urban else "One-step error"
-    caption = f"{what} against the size of the test domain; bands are one standard deviation over seeds."
-    return Drawn(f"{results.case}-error-scale", caption, figure)
+    caption = (
+        f"{results.shown.error_name} against the size of the test domain; bands are one standard deviation over seeds."
+    )
+    return Drawn(f"{results.problem}-error-scale", caption, figure)
 
 
 def rollout_curves(results: Results) -> Drawn:
@@ -81,13 +92,13 @@ def rollout_curves(results: Results) -> Drawn:
         "Rollouts: the error of the change since the first state, when predictions are fed back. Curves that leave "
         "the picture at the top have diverged."
     )
-    return Drawn(f"{results.case}-rollout-curves", caption, _curves(results, "l1_rollout", "steps"))
+    return Drawn(f"{results.problem}-rollout-curves", caption, _curves(results, "l1_rollout", "steps"))
 
 
 def step_curves(results: Results) -> Drawn:
     """The one-step error by state: where little changes any more, it is relative to little."""
     caption = "The one-step error, by the state that the step leads to: relative to what still changes."
-    return Drawn(f"{results.case}-step-curves", caption, _curves(results, "l1_step_to", "state"))
+    return Drawn(f"{results.problem}-step-curves", caption, _curves(results, "l1_step_to", "state"))
 
 
 def _curves(results: Results, metric: str, xlabel: str) -> Figure:
@@ -132,13 +143,14 @@ def profiles(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:
     fed_back = results.pictured(f"s{scale}_rollout_truth")
     figure = Figure(figsize=(9, 7.4 if fed_back else 4.2), layout="constrained")
     top, *rest = _stacked(figure, (1.25, 1.0) if fed_back else (1.0,))
-    for row, (index, field) in zip(top.subplots(2, 2, sharex=True), enumerate(results.fields), strict=True):
+    panels = top.subplots(len(results.fields), 2, sharex=True, squeeze=False)
+    for row, (index, field) in zip(panels, enumerate(results.fields), strict=True):
         row[0].plot(x, truth[index], color="black", lw=1.5, label="truth")
         for encoding, run in runs.items():
             change = run.pictures[f"s{scale}_change_prediction"][index]
             row[0].plot(x, change, color=COLOURS[encoding], lw=0.9, label=NAMES[encoding])
             row[1].plot(x, change - truth[index], color=COLOURS[encoding], lw=0.9)
-        row[0].set_ylabel(f"change of {field} [{spec['field_units'][index]}]")
+        row[0].set_ylabel(labelled(f"change of {field}", spec["field_units"][index]))
         size = float(np.abs(truth[index]).max())
         row[0].set_ylim(-1.6 * size, 1.6 * size)  # a prediction that has failed must not hide the others
         row[1].set_ylim(-1.6 * size, 1.6 * size)
@@ -155,7 +167,7 @@ def profiles(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:
     for bottom in rest:
         _space_time(bottom, results, fed_back, scale)
         caption += " Bottom: a rollout from the first state, in space and time."
-    return Drawn(f"{results.case}-s{scale}", caption, figure)
+    return Drawn(f"{results.problem}-s{scale}", caption, figure)
 
 
 def _space_time(bottom: SubFigure, results: Results, runs: dict[str, SavedRun], scale: str) -> None:
@@ -171,12 +183,12 @@ def _space_time(bottom: SubFigure, results: Results, runs: dict[str, SavedRun], 
         NAMES[encoding]: run.pictures[f"s{scale}_rollout_prediction"][:, -1] for encoding, run in runs.items()
     }
     for axes, (name, values) in zip(panels, shown.items(), strict=True):
-        image = axes.imshow(values, origin="lower", aspect="auto", extent=box, cmap="viridis", **limits)
+        image = axes.imshow(values, origin="lower", aspect="auto", extent=box, cmap=FIELD_MAP, **limits)
         axes.set_title(f"{results.fields[-1]}: {name}" + ("" if name == "truth" else ", fed back"))
         axes.set_xlabel(f"x [{spec['length_unit']}]")
     panels[0].xaxis.set_major_locator(MaxNLocator(3))
     panels[0].set_ylabel(f"time [{spec['time_unit']}]")
-    bottom.colorbar(image, ax=panels, label=f"{results.fields[-1]} [{spec['field_units'][-1]}]")
+    bottom.colorbar(image, ax=panels, label=labelled(results.fields[-1], spec["field_units"][-1]))
 
 
 def maps(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:
@@ -202,7 +214,7 @@ def maps(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:
         part.colorbar(image, ax=panels, shrink=0.7)
     start = int(first.pictures[f"s{scale}_change_from"])
     caption = f"s = {scale} x {scale}, the first test simulation: the change over one step from state {start}."
-    return Drawn(f"{results.case}-s{scale}", caption, figure)
+    return Drawn(f"{results.problem}-s{scale}", caption, figure)
 
 
 def rollout_maps(results: Results, runs: dict[str, SavedRun], scale: str) -> Drawn:
@@ -222,12 +234,12 @@ def rollout_maps(results: Results, runs: dict[str, SavedRun], scale: str) -> Dra
         row[0].set_ylabel(name)
     figure.colorbar(image, ax=panels, label=results.fields[-1], shrink=0.7)
     caption = f"{results.fields[-1]} at s = {scale} x {scale}, predictions fed back for {len(truth) - 1} steps."
-    return Drawn(f"{results.case}-rollout", caption, figure)
+    return Drawn(f"{results.problem}-rollout", caption, figure)
 
 
 def _map(axes: Axes, values: NDArray, extent: NDArray, limit: float, low: float | None = None) -> AxesImage:
     box = (0, float(extent[0]), 0, float(extent[1]))
-    colours = "RdBu_r" if low is None else "viridis"
+    colours = ERROR_MAP if low is None else FIELD_MAP
     bottom = -limit if low is None else low
     return axes.imshow(values.T, origin="lower", extent=box, cmap=colours, vmin=bottom, vmax=limit)
 
@@ -253,7 +265,7 @@ def training_curves(results: Results) -> Drawn:
         axes.grid(alpha=0.3)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     losses.legend(fontsize="small")
-    return Drawn(f"{results.case}-training", "Training: the loss as it was minimised, and on held-out data.", figure)
+    return Drawn(f"{results.problem}-training", "Training: the loss as it was minimised, and on held-out data.", figure)
 
 
 def wall_times(results: Results) -> Drawn:
@@ -264,7 +276,13 @@ def wall_times(results: Results) -> Drawn:
         found = [(s, results.summary(encoding, s, "", "seconds")) for s in results.scales]
         points = [(scale_order(s)[0], n.mean) for s, n in found if n is not None]
         if points:
-            prediction.plot(*np.array(points).T, "o-", color=COLOURS[encoding], label=NAMES[encoding], markersize=4)
+            prediction.plot(
+                *np.array(points).T,
+                "o-",
+                color=COLOURS[encoding],
+                label=NAMES[encoding],
+                markersize=4,
+            )
     prediction.set(xscale="log", yscale="log", xlabel="s, times the training domain", title="seconds per prediction")
     _plain_ticks(prediction, [scale_order(s)[0] for s in results.scales])
     _plain_numbers(prediction)
@@ -277,7 +295,7 @@ def wall_times(results: Results) -> Drawn:
     training.invert_yaxis()
     training.xaxis.set_major_locator(MaxNLocator(5))
     training.set(title="minutes of training")
-    return Drawn(f"{results.case}-times", "Wall times, on the machine named in the table of runs.", figure)
+    return Drawn(f"{results.problem}-times", "Wall times, on the machine named in the table of runs.", figure)
 
 
 def _stacked(figure: Figure, heights: tuple[float, ...]) -> list[SubFigure]:

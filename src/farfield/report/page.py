@@ -5,16 +5,16 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from farfield.files import atomic_path, atomic_write_text
-from farfield.report.drawn import in_small_type
-from farfield.report.figures import case_figures
-from farfield.report.saved import NAMES, Results, read_runs
-from farfield.report.tables import Table, case_tables, growth, numbers_csv, percent
+from farfield.report.figures import all_figures, in_small_type
+from farfield.report.saved import Presentation, Results, read_runs
+from farfield.report.tables import Table, all_tables, growth, numbers_csv, percent
+from farfield.style import NAMES
 
 STYLE = """
 :root { color-scheme: light; }
@@ -33,25 +33,26 @@ code { background: #f3f6fa; padding: .1rem .3rem; border-radius: .2rem; overflow
 
 
 @in_small_type
-def write_report(runs: Iterable[str | Path], out: str | Path) -> Path:
+def write_report(runs: Iterable[str | Path], out: str | Path, presentation: Callable[[str], Presentation]) -> Path:
     """Write ``index.html``, ``tables/`` (Markdown, HTML, CSV) and ``figures/`` (PNG); returns the page's path.
 
-    The result depends on the runs' saved files alone, byte for byte.
+    ``presentation`` says how a problem is shown, from its name in the rows. The result depends on the runs' saved files
+    alone, byte for byte.
     """
     saved = read_runs(runs)
     out = Path(out)
     if not saved:
         raise ValueError("give at least one evaluated run")
     body = []
-    for case in dict.fromkeys(run.key[0] for run in saved):
-        results = Results(case, saved)
-        tables = case_tables(results)
+    for problem in dict.fromkeys(run.key[0] for run in saved):
+        results = Results(problem, saved, presentation(problem))
+        tables = all_tables(results)
         for table in tables:
             write_table(out, table)
-        atomic_write_text(out / "tables" / f"{case}-numbers.csv", numbers_csv(results))
-        figures = [write_figure(out, *drawn) for drawn in case_figures(results)]
+        atomic_write_text(out / "tables" / f"{problem}-numbers.csv", numbers_csv(results))
+        figures = [write_figure(out, *drawn) for drawn in all_figures(results)]
         body += [
-            f"<h2>{html.escape(results.title)}</h2>\n",
+            f"<h2>{html.escape(results.shown.title)}</h2>\n",
             *(f"<p>{html.escape(line)}</p>\n" for line in findings(results)),
             tables[0].html(),
             *figures,

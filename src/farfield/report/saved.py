@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import csv
-import functools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from farfield.evaluation.rows import Row, read_rows, scale_order
-from farfield.files import fingerprint, read_arrays, read_description
+from farfield.files import read_description
+from farfield.runs.run import Run
+from farfield.style import NAMES
 
-NAMES = {
-    "rope": "RoPE",
-    "laspe": "LASPE",
-    "laape": "LAAPE",
-    "flashbias": "FlashBias",
-    "alibi": "ALiBi",
-    "window": "Window",
-}
-COLOURS = dict(zip(NAMES, ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9"), strict=True))
-TITLES = {"swe": "Shallow water", "gray-scott": "Gray-Scott", "urban-wind": "Urban wind"}
-HORIZONS = {"swe": (10, 25, 49), "gray-scott": (3, 6, 9)}  # of rollouts, as in the paper
+if TYPE_CHECKING:
+    from farfield.report.figures import Drawn
+    from farfield.report.tables import Table
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,7 @@ class SavedRun:
     @property
     def key(self) -> tuple[str, str, int]:
         row = self.rows[0]
-        return row.case, row.encoding, row.seed
+        return row.problem, row.encoding, row.seed
 
     @property
     def label(self) -> str:
@@ -53,46 +46,38 @@ class SavedRun:
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[SavedRun]:
-    """Read evaluated runs, in the order of the encodings; two of the same case, encoding and seed are refused."""
-    found: dict[tuple[str, str, int], tuple[SavedRun, Path]] = {}
-    for folder in map(Path, folders):
-        path = folder / "evaluation.csv"
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder} has not been evaluated: run `farfield evaluate {folder}` first")
-        _check_weights(folder)
-        rows = read_rows(path)
-        if len({(row.case, row.encoding, row.seed) for row in rows}) != 1 or rows[0].encoding not in NAMES:
-            raise ValueError(f"{path} does not hold the rows of one run of a known encoding")
-        run = SavedRun(
-            rows,
-            _mapping(folder / "config.yaml"),
-            _mapping(folder / "dataset.json"),
-            _mapping(folder / "provenance.json"),
-            _mapping(folder / "evaluation.json"),
-            _table(folder / "losses.csv"),
-            _table(folder / "validation.csv"),
-            _arrays(folder / "samples.npz"),
-        )
-        if run.key in found:
+    """Read evaluated runs, in the order of the encodings; two of the same problem, encoding and seed are refused."""
+    found: dict[tuple[str, str, int], tuple[SavedRun, Run]] = {}
+    for run in map(Run, folders):
+        if not run.rows_path.is_file():
+            raise FileNotFoundError(f"{run} has not been evaluated: run `farfield evaluate {run}` first")
+        evaluation, weights = run.evaluation(), run.weights_fingerprint()
+        if evaluation and weights and evaluation.get("weights") != weights:  # trained further since
             raise ValueError(
-                f"{folder} and {found[run.key][1]} are both {' '.join(map(str, run.key))}: give one of them"
+                f"{run} was evaluated with other weights than it has now: run `farfield evaluate {run}` again"
             )
-        found[run.key] = run, folder
+        rows = read_rows(run.rows_path)
+        if len({row[:3] for row in rows}) != 1 or rows[0].encoding not in NAMES:
+            raise ValueError(f"{run.rows_path} does not hold the rows of one run of a known encoding")
+        saved = SavedRun(
+            rows,
+            _mapping(run.config_path),
+            _mapping(run.dataset_path),
+            run.provenance(),
+            evaluation,
+            run.losses(),
+            run.validations(),
+            run.samples(),
+        )
+        if saved.key in found:
+            raise ValueError(
+                f"{run} and {found[saved.key][1]} are both {' '.join(map(str, saved.key))}: give one of them"
+            )
+        found[saved.key] = saved, run
     order = list(NAMES)
     runs = sorted((run for run, _ in found.values()), key=lambda run: (run.key[0], order.index(run.key[1]), run.key[2]))
     _check_one_experiment(runs)
     return runs
-
-
-def _check_weights(folder: Path) -> None:
-    """Rows about weights that have been trained further since are not about this run."""
-    record, weights = folder / "evaluation.json", folder / "best.safetensors"
-    if not (record.is_file() and weights.is_file()):
-        return
-    if read_description(record).get("weights") != fingerprint(weights.read_bytes()):
-        raise ValueError(
-            f"{folder} was evaluated with other weights than it has now: run `farfield evaluate {folder}` again"
-        )
 
 
 def _check_one_experiment(runs: Sequence[SavedRun]) -> None:
@@ -121,21 +106,8 @@ def _mapping(path: Path) -> dict[str, Any]:
     return read_description(path) if path.is_file() else {}
 
 
-def _table(path: Path) -> list[dict[str, float]]:
-    """Rows of numbers; one that a killed process left incomplete is passed over."""
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if all(row.values())]
-    return [{name: float(value) for name, value in row.items()} for row in rows]
-
-
-def _arrays(path: Path) -> dict[str, NDArray]:
-    return read_arrays(path) if path.is_file() else {}
-
-
 class Quantity(NamedTuple):
-    """What the paper's table of a case is about."""
+    """What the table of a problem is about."""
 
     field: str
     metric: str
@@ -143,9 +115,6 @@ class Quantity(NamedTuple):
     """In a sentence."""
     column: str
     """At the head of a column."""
-
-
-REGIONS = {"buildings": "l1_buildings", "wake": "l1_wake"}  # of urban wind
 
 
 class Column(NamedTuple):
@@ -167,11 +136,11 @@ class Summary(NamedTuple):
 
 
 class Results:
-    """The rows of one case, by what they are about."""
+    """The rows of one problem, by what they are about, and how they are to be shown."""
 
-    def __init__(self, case: str, runs: Sequence[SavedRun]):
-        self.case = case
-        self.runs = [run for run in runs if run.key[0] == case]
+    def __init__(self, problem: str, runs: Sequence[SavedRun], shown: Presentation):
+        self.problem, self.shown = problem, shown
+        self.runs = [run for run in runs if run.key[0] == problem]
         rows = [row for run in self.runs for row in run.rows]
         self.encodings = list(dict.fromkeys(row.encoding for row in rows))
         self.scales = sorted({row.scale for row in rows}, key=scale_order)
@@ -182,23 +151,21 @@ class Results:
             self._by_key.setdefault(key, []).append(row)
 
     @property
-    def title(self) -> str:
-        return TITLES.get(self.case, self.case)
-
-    @property
     def quantities(self) -> list[Quantity]:
-        """What the paper reports: one error per field, or of the velocity per region."""
-        if self.case == "urban-wind":
-            return [Quantity("velocity", metric, f"velocity ({name})", name) for name, metric in REGIONS.items()]
-        return [Quantity(field, "l1_step", field, f"Δ{field}") for field in self.fields]
+        """What the paper reports, or what a user's problem is about."""
+        return list(self.shown.quantities(self.fields))
 
     @property
     def columns(self) -> list[Column]:
-        """The paper's columns, in its order: of urban wind the scales of a region stand together."""
+        """In the paper's order: the quantities of a scale stand together, or the scales of a quantity."""
         pairs = [(scale, quantity) for scale in self.scales for quantity in self.quantities]
-        if self.case == "urban-wind":
+        if self.shown.scales_together:
             pairs = [(scale, quantity) for quantity in self.quantities for scale in self.scales]
         return [Column(f"s = {scale}, {quantity.column}", scale, quantity) for scale, quantity in pairs]
+
+    def published(self, encoding: str, scale: str, quantity: Quantity) -> str:
+        """The paper's number in per cent, as printed; empty where there is none."""
+        return self.shown.published.get((encoding, scale, quantity.field, quantity.metric), "")
 
     def horizons(self, metric: str = "l1_rollout") -> list[int]:
         """All horizons that rollouts, or another metric, were measured at."""
@@ -224,9 +191,49 @@ class Results:
         return found
 
 
-@functools.cache
-def published() -> dict[tuple[str, str, str, str, str], str]:
-    """The paper's tables: (case, encoding, scale, field, metric) -> L1 error in per cent, as printed."""
-    with (Path(__file__).parent / "published.csv").open(newline="", encoding="utf-8") as file:
-        about = ("case", "encoding", "scale", "field", "metric")
+Published = Mapping[tuple[str, str, str, str], str]
+
+
+def read_published(path: Path) -> Published:
+    """The paper's table of a problem: (encoding, scale, field, metric) -> L1 error in per cent, as printed."""
+    with path.open(newline="", encoding="utf-8") as file:
+        about = ("encoding", "scale", "field", "metric")
         return {tuple(row[name] for name in about): row["percent"] for row in csv.DictReader(file)}  # type: ignore[misc]
+
+
+def changes(fields: Sequence[str]) -> list[Quantity]:
+    """Of a problem of steps: the change of every field over one step."""
+    return [Quantity(field, "l1_step", field, f"Δ{field}") for field in fields]
+
+
+@dataclass(frozen=True)
+class Presentation:
+    """Which table and pictures a problem gets; the defaults are those of a problem of steps."""
+
+    title: str
+    """The problem's name in a heading."""
+    published: Published = field(default_factory=dict)
+    """The numbers to stand beside ours."""
+    quantities: Callable[[Sequence[str]], Sequence[Quantity]] = changes
+    """What the first table is about, from the fields that were predicted."""
+    scales_together: bool = False
+    """Whether the scales of a quantity stand together in the table, instead of the quantities of a scale."""
+    error_of: str = "the change over one step"
+    """What the errors are of."""
+    where: str = "on test domains of s times the training domain's size along each axis. Mean"
+    """The rest of the first table's caption."""
+    figure_title: str = "change of {}"
+    """Above a quantity's panel."""
+    error_name: str = "One-step error"
+    horizons: tuple[int, ...] = ()
+    """Steps at which rollouts are told; the last one measured unless given."""
+    counted: tuple[tuple[str, str], ...] = (("l1_step", "pairs of states"), ("l1_rollout", "simulations rolled out"))
+    """Metrics whose numbers of samples are told, and what these samples are."""
+    predicted: str = "state"
+    """What one prediction gives."""
+    time_unit: tuple[str, float] = ("ms", 1000.0)
+    """In which the time of a prediction is told, and how many of it make a second."""
+    further_tables: Callable[[Results], Iterable[Table]] | None = None
+    """Tables beside the first one; those of rollouts unless given."""
+    pictures: Callable[[Results, str], Iterable[Drawn]] | None = None
+    """Pictures of a scale; maps or profiles of states unless given."""

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from farfield.report.saved import HORIZONS, NAMES, REGIONS, Column, Results, Summary, published
+from farfield.report.saved import Results, Summary
+from farfield.style import NAMES
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def percent(fraction: float) -> str:
     return f"{value:.{digits}f}" if value < 1e5 else f"{value:.1e}"
 
 
-def _cell(summary: Summary | None) -> str:
+def cell(summary: Summary | None) -> str:
     if summary is None:
         return "–"
     if summary.seeds == 1 or not math.isfinite(summary.mean):
@@ -66,37 +67,22 @@ def _seeds(results: Results, encoding: str) -> str:
     return str(sum(run.key[1] == encoding for run in results.runs))
 
 
-CAPTIONS = {
-    "urban-wind": "L1 error [%] of the velocity, in the square of buildings and in the rest of the domain (wake), for "
-    "cities s times as wide as those of training. Mean over cities and draws of points",
-}
-STEP_CAPTION = (
-    "L1 error [%] of the change over one step, on test domains of s times the training domain's size along each axis. "
-    "Mean"
-)
-
-
 def error_table(results: Results) -> Table:
     """The paper's table, ours beside it."""
-    rows = []
+    rows, shown = [], results.shown
     for encoding in results.encodings:
-        cells = [_cell(results.summary(encoding, scale, q.field, q.metric)) for _, scale, q in results.columns]
+        cells = [cell(results.summary(encoding, scale, q.field, q.metric)) for _, scale, q in results.columns]
         rows.append([NAMES[encoding], "here", _seeds(results, encoding), *cells, growth(results, encoding)])
-        theirs = [_published(results, encoding, column) for column in results.columns]
+        theirs = [results.published(encoding, scale, quantity) for _, scale, quantity in results.columns]
         if any(theirs):
             rows.append([NAMES[encoding], "paper", "", *(cell or "–" for cell in theirs), ""])
     return Table(
-        f"{results.case}-l1",
-        f"{results.title}: {CAPTIONS.get(results.case, STEP_CAPTION)} ± standard deviation over seeds. Growth: the "
+        f"{results.problem}-l1",
+        f"{shown.title}: L1 error [%] of {shown.error_of}, {shown.where} ± standard deviation over seeds. Growth: the "
         "error at the largest s over that at s = 1.",
         ["encoding", "", "seeds", *_titles(results), "growth"],
         rows,
     )
-
-
-def _published(results: Results, encoding: str, column: Column) -> str:
-    _, scale, quantity = column
-    return published().get((results.case, encoding, scale, quantity.field, quantity.metric), "")
 
 
 def growth(results: Results, encoding: str) -> str:
@@ -114,16 +100,15 @@ def numbers_csv(results: Results) -> str:
     """The numbers of the paper's table, one per line."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    about = ["case", "encoding", "scale", "field", "metric"]
+    about = ["problem", "encoding", "scale", "field", "metric"]
     writer.writerow([*about, "percent", "spread", "seeds", "samples", "paper_percent"])
     for encoding in results.encodings:
-        for column in results.columns:
-            _, scale, quantity = column
+        for _, scale, quantity in results.columns:
             found = results.summary(encoding, scale, quantity.field, quantity.metric)
             if found is not None:
                 ours = [f"{100 * found.mean:.6g}", f"{100 * found.spread:.6g}", found.seeds, found.samples]
-                theirs = _published(results, encoding, column)
-                writer.writerow([results.case, encoding, scale, *quantity[:2], *ours, theirs])
+                theirs = results.published(encoding, scale, quantity)
+                writer.writerow([results.problem, encoding, scale, *quantity[:2], *ours, theirs])
     return text.getvalue()
 
 
@@ -132,40 +117,28 @@ def l2_table(results: Results) -> Table:
     rows = []
     for encoding in results.encodings:
         errors = [results.summary(encoding, s, q.field, q.metric.replace("l1", "l2")) for _, s, q in results.columns]
-        rows.append([NAMES[encoding], _seeds(results, encoding), *map(_cell, errors)])
-    what = "the velocity" if results.case == "urban-wind" else "the change over one step"
-    caption = f"{results.title}: relative L2 error [%] of {what}."
-    return Table(f"{results.case}-l2", caption, ["encoding", "seeds", *_titles(results)], rows)
-
-
-def fields_table(results: Results) -> Table:
-    """Urban wind: all that is predicted, by region."""
-    rows = []
-    for encoding in results.encodings:
-        for region, metric in REGIONS.items():
-            errors = [results.summary(encoding, s, field, metric) for s in results.scales for field in results.fields]
-            rows.append([NAMES[encoding], region, *map(_cell, errors)])
-    header = ["encoding", "region", *(f"s = {s}, {field}" for s in results.scales for field in results.fields)]
-    return Table(f"{results.case}-fields", f"{results.title}: L1 error [%] of every field.", header, rows)
+        rows.append([NAMES[encoding], _seeds(results, encoding), *map(cell, errors)])
+    caption = f"{results.shown.title}: relative L2 error [%] of {results.shown.error_of}."
+    return Table(f"{results.problem}-l2", caption, ["encoding", "seeds", *_titles(results)], rows)
 
 
 def rollout_table(results: Results) -> Table:
     """Rollouts at the paper's horizons."""
-    horizons = [h for h in HORIZONS.get(results.case, ()) if h in results.horizons()] or results.horizons()[-1:]
+    horizons = [h for h in results.shown.horizons if h in results.horizons()] or results.horizons()[-1:]
     rows = []
     for encoding in results.encodings:
         for horizon in horizons:
             cells = [
-                _cell(results.summary(encoding, scale, field, "l1_rollout", horizon))
+                cell(results.summary(encoding, scale, field, "l1_rollout", horizon))
                 for scale in results.scales
                 for field in results.fields
             ]
             if any(cell != "–" for cell in cells):
                 rows.append([NAMES[encoding], str(horizon), *cells])
     return Table(
-        f"{results.case}-rollouts",
-        f"{results.title}: L1 error [%] of the change since the first state, after predictions were fed back for so "
-        "many steps: sum |predicted - true state| / sum |true - first state|.",
+        f"{results.problem}-rollouts",
+        f"{results.shown.title}: L1 error [%] of the change since the first state, after predictions were fed back for "
+        "so many steps: sum |predicted - true state| / sum |true - first state|.",
         ["encoding", "steps", *_titles(results)],
         rows,
     )
@@ -174,15 +147,12 @@ def rollout_table(results: Results) -> Table:
 def samples_table(results: Results) -> Table:
     """What the means were taken over."""
     rows = []
-    counted = [("l1_step", "pairs of states"), ("l1_rollout", "simulations rolled out")]
-    if results.case == "urban-wind":
-        counted = [("l1_buildings", "draws of points, over all cities")]
     for encoding in results.encodings:
-        for metric, what in counted:
+        for metric, what in results.shown.counted:
             counts = [results.summary(encoding, scale, results.fields[0], metric) for scale in results.scales]
             rows.append([NAMES[encoding], what, *("0" if count is None else str(count.samples) for count in counts)])
     header = ["encoding", "", *(f"s = {scale}" for scale in results.scales)]
-    return Table(f"{results.case}-samples", f"{results.title}: samples per seed.", header, rows)
+    return Table(f"{results.problem}-samples", f"{results.shown.title}: samples per seed.", header, rows)
 
 
 def runs_table(results: Results) -> Table:
@@ -204,19 +174,20 @@ def runs_table(results: Results) -> Table:
             ]
         )
     header = ["run", "width x depth", "optimiser, rate", "steps of batch", "training [min]", "machine", "versions"]
-    return Table(f"{results.case}-runs", f"{results.title}: the runs.", header, rows)
+    return Table(f"{results.problem}-runs", f"{results.shown.title}: the runs.", header, rows)
 
 
 def times_table(results: Results) -> Table:
     """Wall time of a prediction."""
-    what, unit, per_second = ("city", "s", 1) if results.case == "urban-wind" else ("state", "ms", 1000)
+    unit, per_second = results.shown.time_unit
     rows = []
     for encoding in results.encodings:
         times = [results.summary(encoding, scale, "", "seconds") for scale in results.scales]
         rows.append([NAMES[encoding], *("–" if time is None else f"{per_second * time.mean:.3g}" for time in times)])
     header = ["encoding", *(f"s = {scale}" for scale in results.scales)]
-    caption = f"{results.title}: wall time per predicted {what} [{unit}], reading and scoring included."
-    return Table(f"{results.case}-times", caption, header, rows)
+    what = results.shown.predicted
+    caption = f"{results.shown.title}: wall time per predicted {what} [{unit}], reading and scoring included."
+    return Table(f"{results.problem}-times", caption, header, rows)
 
 
 def _depth(model: dict[str, Any]) -> str:
@@ -229,8 +200,8 @@ def _titles(results: Results) -> list[str]:
     return [column.title for column in results.columns]
 
 
-def case_tables(results: Results) -> list[Table]:
-    """All tables of a case, the paper's first."""
-    further = fields_table(results) if results.case == "urban-wind" else rollout_table(results)
-    tables = [error_table(results), further, l2_table(results)]
+def all_tables(results: Results) -> list[Table]:
+    """All tables of a problem, the paper's first."""
+    further = results.shown.further_tables
+    tables = [error_table(results), *(further(results) if further else [rollout_table(results)]), l2_table(results)]
     return [*tables, times_table(results), samples_table(results), runs_table(results)]

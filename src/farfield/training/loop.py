@@ -7,11 +7,14 @@ random number of a step from (seed, step, process), the rate from the step, and 
 from __future__ import annotations
 
 import copy
+import functools
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,16 +24,16 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from farfield.models.weights import fill
-from farfield.training.config import TrainingConfig
+from farfield.runs.config import RunConfig, TrainingConfig
+from farfield.runs.run import Run
+from farfield.runs.weights import fill, load_state, save_state, save_weights
 from farfield.training.optimisers import build_optimisers, learning_rate, update_average
 from farfield.training.progress import Log, StopRequest
-from farfield.training.runs import Run, load_state, save_state, save_weights
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the loop is told about a case, and all that it knows of it."""
+    """What the loop is told about a problem, and all that it knows of it."""
 
     model: nn.Module
     training_data: Dataset
@@ -43,6 +46,16 @@ class Task:
     """What the data is: kept in the run folder, and compared when the run is resumed."""
     collate: Callable[[list], Any] | None = None
     """Makes a batch of items; None for those that PyTorch knows how to stack."""
+
+
+class Trainable(Protocol):
+    """What training asks of a problem."""
+
+    def task(self, config: Any) -> Task:
+        """Model, data and loss of a run."""
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Interrupted(Exception):
@@ -58,21 +71,58 @@ def is_first_process() -> bool:
     return rank_zero_only.rank == 0  # type: ignore[attr-defined]
 
 
-def start_fabric(config: TrainingConfig, accelerator: str = "auto", devices: int = 1, nodes: int = 1) -> Fabric:
-    """Set up the device and, with several, start the other processes (they run the same command)."""
-    on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    bfloat16 = config.precision == "bfloat16" or (
-        config.precision == "auto" and (torch.cuda.is_bf16_supported() if on_gpu else _cpu_has_bfloat16())
-    )
+def start_fabric(accelerator: str = "auto", devices: int = 1, nodes: int = 1) -> Fabric:
+    """Set up the device and, with several, start the other processes (they run the same command).
+
+    Fabric is not told the precision: it would round every input of the model to it, positions included. The loop
+    runs the model under autocast instead, which touches the products alone (see :func:`computing_dtype`).
+    """
     fabric = Fabric(
-        accelerator=accelerator,
-        devices=devices,
-        num_nodes=nodes,
-        strategy="ddp" if devices * nodes > 1 else "auto",
-        precision="bf16-mixed" if bfloat16 else "32-true",
+        accelerator=accelerator, devices=devices, num_nodes=nodes, strategy="ddp" if devices * nodes > 1 else "auto"
     )
     fabric.launch()
     return fabric
+
+
+def computing_dtype(config: TrainingConfig, device: torch.device) -> torch.dtype:
+    """The precision of matrix products: what the configuration says, or with ``auto`` the best for this device.
+
+    The environment variable FARFIELD_PRECISION says what ``auto`` means, to try one machine's choice on another.
+    """
+    name: str = config.precision
+    if name == "auto":
+        name = os.environ.get("FARFIELD_PRECISION", "auto")
+    if name == "auto":
+        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else _cpu_has_bfloat16()
+        name = "bfloat16" if fast else "float32"
+    if name not in _DTYPES:
+        raise ValueError(f"FARFIELD_PRECISION must be one of auto, {', '.join(_DTYPES)}, got {name!r}")
+    return _DTYPES[name]
+
+
+def fit(
+    problem: Trainable,
+    config: RunConfig,
+    run: Run,
+    *,
+    resume: bool = False,
+    accelerator: str = "auto",
+    devices: int = 1,
+    nodes: int = 1,
+    console: Console | None = None,
+) -> None:
+    """Train what ``config`` says into the folder of ``run``, or continue it there."""
+    task = problem.task(config)
+    if is_first_process():  # before the other processes start: they must not wait for one that has failed
+        if resume:
+            run.reopen(task.dataset)
+        else:
+            run.create(config, task.dataset)
+    fabric = start_fabric(accelerator, devices, nodes)
+    if fabric.is_global_zero:
+        dtype = computing_dtype(config.training, fabric.device)
+        run.note_command(config.seed, str(dtype).removeprefix("torch."), fabric.world_size)
+    train(task, config.training, config.seed, run, fabric, resume=resume, console=console or Console())
 
 
 def train(
@@ -84,6 +134,9 @@ def train(
     being finite (the last checkpoint stays as it is).
     """
     main = fabric.is_global_zero
+    dtype = computing_dtype(config, fabric.device)
+    autocast = functools.partial(torch.autocast, fabric.device.type, dtype=dtype, enabled=dtype != torch.float32)
+    scaler = torch.amp.GradScaler(fabric.device.type, enabled=dtype == torch.float16)
     parts = config.accumulation * fabric.world_size
     items = len(task.training_data)  # type: ignore[arg-type]
     if config.batch_size % parts:
@@ -108,6 +161,7 @@ def train(
             fill(average, state["average"], run.state_path)
         for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
+        scaler.load_state_dict(state.get("scaler", {}))
         first, best, seconds = state["step"], state["best"], state["seconds"]
         if first == steps and main:
             console.print(f"{run} is trained to its last step, {steps}: nothing to continue", highlight=False)
@@ -122,6 +176,7 @@ def train(
                 "model": task.model.state_dict(),
                 "average": average.state_dict() if config.average else None,
                 "optimisers": [optimiser.state_dict() for optimiser in optimisers],
+                "scaler": scaler.state_dict(),
                 "step": step,
                 "best": best,
                 "seconds": seconds,
@@ -147,22 +202,28 @@ def train(
             for part in range(config.accumulation):
                 batch = next(batches)
                 with fabric.no_backward_sync(model, enabled=part < config.accumulation - 1):
-                    loss = task.loss(model, batch) / config.accumulation
-                    fabric.backward(loss)
+                    with autocast():
+                        loss = task.loss(model, batch) / config.accumulation
+                    fabric.backward(scaler.scale(loss))
                 total, points = total + loss.detach(), points + task.points(batch)
             # one exchange per step: the mean loss, and whether any process was asked to stop
             shared = fabric.all_reduce(torch.stack([total, total.new_tensor(float(stop.requested))]), reduce_op="mean")
             loss_value, stopping = float(shared[0]), float(shared[1]) > 0
+            for optimiser in optimisers:
+                scaler.unscale_(optimiser)
             norm = nn.utils.clip_grad_norm_(task.model.parameters(), config.gradient_clip or math.inf)
-            if not (math.isfinite(loss_value) and math.isfinite(float(norm))):
+            # in float16 a gradient that overflows is left out, and the next ones are scaled less
+            overflow_allowed = scaler.is_enabled() and scaler.get_scale() > 1
+            if not (math.isfinite(loss_value) and (math.isfinite(float(norm)) or overflow_allowed)):
                 raise Diverged(
                     f"the loss is {loss_value} and the gradient's norm {float(norm)} at step {step + 1}: stopped. "
                     f"{run.last_path} holds the weights of the last checkpoint; a lower training.learning_rate or "
                     "training.gradient_clip may help"
                 )
             for optimiser in optimisers:
-                optimiser.step()
+                scaler.step(optimiser)
                 optimiser.zero_grad(set_to_none=True)
+            scaler.update()
             if config.average:
                 update_average(average, task.model, config.average, step)
 
@@ -172,7 +233,7 @@ def train(
             if log:
                 log.step(done, step // steps_per_epoch, loss_value, rate, speed, seconds)
             if done % config.validate_every == 0 or done == steps:
-                judged = _validate(task, average, held_out, fabric)
+                judged = _validate(task, average, held_out, fabric, autocast)
                 seconds = time.perf_counter() - started
                 if judged < best:
                     best = judged
@@ -235,14 +296,20 @@ def _validation_groups(data: Dataset, config: TrainingConfig, fabric: Fabric) ->
 
 
 @torch.no_grad()
-def _validate(task: Task, model: nn.Module, groups: list[list[int]], fabric: Fabric) -> float:
+def _validate(
+    task: Task,
+    model: nn.Module,
+    groups: list[list[int]],
+    fabric: Fabric,
+    autocast: Callable[[], AbstractContextManager],
+) -> float:
     """The mean loss over the validation items of all processes."""
     total = torch.zeros(2, dtype=torch.float64)
     loader: DataLoader = DataLoader(
         task.validation_data, batch_sampler=groups, collate_fn=task.collate, generator=torch.Generator()
     )
     for group, batch in zip(groups, loader, strict=True):
-        with fabric.autocast():
+        with autocast():
             loss = float(task.loss(model, fabric.to_device(batch)))
         total += torch.tensor([loss * len(group), len(group)], dtype=torch.float64)
     loss_sum, count = fabric.all_reduce(total.to(fabric.device), reduce_op="sum")

@@ -9,7 +9,7 @@ from lion_pytorch import Lion
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from farfield.training.config import TrainingConfig
+from farfield.runs.config import TrainingConfig
 
 # Muon makes a matrix' update orthogonal; an embedding of three features or a projection to two fields is no such map.
 _THINNEST = 16

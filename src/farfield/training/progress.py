@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from farfield.training.runs import LOSS_COLUMNS, VALIDATION_COLUMNS, Run, Table
+from farfield.runs.run import LOSS_COLUMNS, VALIDATION_COLUMNS, Run, Table
 
 
 class Log:

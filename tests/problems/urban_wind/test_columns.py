@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from farfield.attention import LAAPE, Encoding, RoPE
-from farfield.datasets.urban_wind import UrbanCase
-from farfield.geometry.buildings import Box, UrbanDomain, boxes_to_mesh, random_buildings
+from farfield.problems.urban_wind.buildings import Box, UrbanDomain, boxes_to_mesh, random_buildings
 from farfield.problems.urban_wind.city import (
     CHANNELS,
     OUTPUTS,
@@ -20,8 +19,9 @@ from farfield.problems.urban_wind.city import (
     true_fields,
 )
 from farfield.problems.urban_wind.columns import ColumnNetwork
+from farfield.problems.urban_wind.files import UrbanCase
+from farfield.problems.urban_wind.inflow_profiles import inflow_profile
 from farfield.problems.urban_wind.lattice import LEVELS, SPACING, Lattice
-from farfield.solvers.inflow_profiles import inflow_profile
 
 LEVEL_COUNT = len(LEVELS) - 1
 PATCH = 4

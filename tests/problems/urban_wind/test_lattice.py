@@ -8,9 +8,9 @@ import trimesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farfield.geometry.buildings import Box, UrbanDomain, boxes_to_mesh, inside_buildings, random_buildings
+from farfield.problems.urban_wind.buildings import Box, UrbanDomain, boxes_to_mesh, inside_buildings, random_buildings
 from farfield.problems.urban_wind.lattice import LEVELS, SPACING, Lattice, solid_fractions
-from farfield.solvers.urban_mesh import CartesianMesh
+from farfield.problems.urban_wind.mesh import CartesianMesh
 
 THICKNESS = np.diff(LEVELS)
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farfield.geometry.buildings import Box, UrbanDomain, boxes_to_mesh, random_buildings
+from farfield.problems.urban_wind.buildings import Box, UrbanDomain, boxes_to_mesh, random_buildings
+from farfield.problems.urban_wind.inflow_profiles import inflow_profile
 from farfield.problems.urban_wind.lattice import LEVELS, SPACING, Lattice
 from farfield.problems.urban_wind.physics import (
     HEIGHTS,
@@ -19,7 +20,6 @@ from farfield.problems.urban_wind.physics import (
     pressure_of,
     wake_deficits,
 )
-from farfield.solvers.inflow_profiles import inflow_profile
 
 ROUGHNESS = 0.3
 CUBE = [Box(-10, 10, -10, 10, 20.0)]

@@ -1,1 +1,1 @@
-"""Wind around buildings."""
+"""Urban wind in three dimensions: the steady flow of neutral air around buildings."""

@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farfield.datasets.urban_wind import UrbanCase
-from farfield.geometry.buildings import SIDE_MARGIN, UrbanDomain
+from farfield.problems.urban_wind.buildings import SIDE_MARGIN, UrbanDomain
+from farfield.problems.urban_wind.files import UrbanCase
+from farfield.problems.urban_wind.inflow_profiles import inflow_profile
 from farfield.problems.urban_wind.lattice import LEVELS, Lattice
 from farfield.problems.urban_wind.physics import (
     HEIGHTS,
@@ -31,8 +32,7 @@ from farfield.problems.urban_wind.physics import (
     pressure_of,
     wake_deficits,
 )
-from farfield.solvers.inflow_profiles import inflow_profile
-from farfield.solvers.urban_wind import AIR_DENSITY
+from farfield.problems.urban_wind.solver import AIR_DENSITY
 
 Array = NDArray[np.floating]
 

@@ -17,8 +17,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from farfield.geometry.buildings import DOMAIN_HEIGHT, UrbanDomain
-from farfield.solvers.urban_mesh import GROWTH_UPWARD, growing_cells
+from farfield.problems.urban_wind.buildings import DOMAIN_HEIGHT, UrbanDomain
+from farfield.problems.urban_wind.mesh import GROWTH_UPWARD, growing_cells
 
 Array = NDArray[np.floating]
 Mask = NDArray[np.bool_]

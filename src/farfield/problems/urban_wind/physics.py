@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh, expm
 
+from farfield.problems.urban_wind.inflow_profiles import KAPPA, friction_velocity, inflow_profile
 from farfield.problems.urban_wind.lattice import LEVELS, Lattice
-from farfield.solvers.inflow_profiles import KAPPA, friction_velocity, inflow_profile
 
 Field = NDArray[np.float32]
 Faces = tuple[Field, Field, Field]  # along x, y, z

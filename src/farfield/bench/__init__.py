@@ -1,0 +1,1 @@
+"""What things cost: always as ratios within one run."""

@@ -1,0 +1,339 @@
+"""What tiled attention costs and how exact it is, beside dense attention, in one run.
+
+The cloud is the paper's Gray-Scott grid with jitter, in shuffled order: spacing 1000 / 127, decay length 250, 3 heads
+of 64, on domains s times as wide as the training domain. Dense attention would take hours on the larger ones, so it is
+timed on some queries against all keys, and what a further query costs is scaled up; so is tiled attention where all
+tiles would take more than a minute (every tile is independent work). The plan is always built whole.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farfield.attention.functional import local_attention
+from farfield.attention.locality import LAAPE, LASPE, Encoding
+from farfield.attention.plan import AttentionPlan, Reach, fingerprint, plan_attention
+from farfield.attention.tiles import Tiles
+
+HEADS, HEAD_DIM, DECAY_LENGTH, SPACING = 3, 64, 250.0, 1000 / 127
+TOLERANCE = 1e-4
+# Query-key pairs that one timing may take: less than a minute on two cores.
+MOST_PAIRS = 5_000_000_000
+DENSE_PAIRS = 1_500_000_000
+
+
+def jittered_cloud(scale: int, seed: int = 0) -> Tensor:
+    """(128 s)^2 points in shuffled order, moved from their grid places by up to a quarter of the spacing."""
+    generator = torch.Generator().manual_seed(seed)
+    side = torch.arange(128 * scale)
+    points = torch.stack(torch.meshgrid(side, side, indexing="ij"), dim=-1).reshape(-1, 2).double()
+    points += 0.5 * (torch.rand(points.shape, generator=generator, dtype=torch.float64) - 0.5)
+    return (SPACING * points[torch.randperm(len(points), generator=generator)]).float()
+
+
+def graded_cloud(points: int, seed: int = 0) -> Tensor:
+    """3D points like a CFD mesh around buildings in normalised units: spacing grows away from the walls and upward."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.rand(12, 3, generator=generator) * torch.tensor([220.0, 420.0, 0.0]) + torch.tensor(
+        [210.0, 290.0, 0.0]
+    )
+    around = centres[torch.randint(12, (points,), generator=generator)]
+    reach = torch.tensor([600.0, 600.0, 800.0]) * torch.rand(points, 1, generator=generator) ** 2.5
+    offset = torch.randn(points, 3, generator=generator) * reach / 2
+    moved = around + offset
+    moved[:, 2] = moved[:, 2].abs()
+    return moved.clamp(0, 1000)
+
+
+def benchmark_attention(scales: tuple[int, ...] = (1, 2, 4, 10), say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Measure every scale with LAAPE and LASPE, gradients, large logits, and points in 3D."""
+    rows = []
+    for scale in scales:
+        for encoding in (LAAPE(DECAY_LENGTH), LASPE(DECAY_LENGTH)):
+            say(f"s = {scale}, {type(encoding).__name__} ...")
+            rows.append(_measure(scale, encoding))
+    say("gradients, large logits, 3D ...")
+    return {
+        "torch": torch.__version__,
+        "processor": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "tolerance": TOLERANCE,
+        "rows": rows,
+        "gradients": [_gradients(e) for e in (LAAPE(DECAY_LENGTH), LASPE(DECAY_LENGTH))],
+        "large_logits": [_large_logits(e) for e in (LAAPE(DECAY_LENGTH), LASPE(DECAY_LENGTH))],
+        "graded_3d": _graded(),
+    }
+
+
+def _measure(scale: int, encoding: Encoding) -> dict[str, Any]:
+    points = jittered_cloud(scale)
+    q, k, v = _random(len(points))
+    _reset_peak()
+    before = process_memory()
+    start = time.perf_counter()
+    plan = plan_attention(points, encoding=encoding, tolerance=TOLERANCE)
+    plan_seconds = time.perf_counter() - start
+    chosen, some = _sample(plan, points, MOST_PAIRS)
+    whole = len(chosen) == len(points)
+    where = points[chosen]
+
+    def run(queries: slice, backend: str, plan: AttentionPlan | None) -> Tensor:
+        near = q[:, :, chosen[queries]]
+        return local_attention(near, k, v, where[queries], points, encoding=encoding, backend=backend, plan=plan)
+
+    tiled, tiled_seconds = _timed(lambda: run(slice(None), "tiled", some))
+    memory = _peak() - before
+    if not whole:  # rotating and sorting all keys is done once, however many queries there are
+        few, few_plan = _sample(plan, points, 1)
+        _, once = _timed(
+            lambda: local_attention(q[:, :, few], k, v, points[few], points, encoding=encoding, plan=few_plan)
+        )
+        tiled_seconds = once + (tiled_seconds - once) * (len(points) - len(few)) / (len(chosen) - len(few))
+    # likewise for dense attention: what further queries cost, in calls large enough for the kernel's best speed
+    most = min(len(chosen), 1024 + max(1024, DENSE_PAIRS // len(points)))
+    dense, first = _timed(lambda: run(slice(0, 1024), "dense", None))
+    _, second = _timed(lambda: run(slice(0, most), "dense", None))
+    dense_seconds = first + (second - first) * (len(points) - 1024) / (most - 1024)
+    within = _pairs_within(points, encoding, float(plan.reaches[0].cut.mean()))
+    pairs = plan.pairs()
+    return {
+        "scale": scale,
+        "points": len(points),
+        "encoding": type(encoding).__name__,
+        "plan_seconds": plan_seconds,
+        "tiled_seconds": tiled_seconds,
+        "tiled_queries_measured": len(chosen),
+        "dense_seconds": dense_seconds,
+        "dense_queries_measured": most,
+        "speed_up": dense_seconds / (tiled_seconds + plan_seconds),
+        "error": _error(tiled[:, :, :1024], dense),
+        "pairs_over_all": pairs / len(points) ** 2,
+        "pairs_over_within_cut": pairs / within,
+        "cost_per_pair": (tiled_seconds / pairs) / (dense_seconds / len(points) ** 2),
+        "microseconds_per_point": 1e6 * tiled_seconds / len(points),
+        "plan_over_forward": plan_seconds / tiled_seconds,
+        # the buffers of a sample are smaller than those of the whole; only whole runs tell the memory
+        "bytes_per_point": memory / len(points) if whole else None,
+    }
+
+
+def _gradients(encoding: Encoding) -> dict[str, Any]:
+    """Forward and backward of some tiles at s = 2 against dense forward and backward of as many queries."""
+    points = jittered_cloud(2)
+    q, k, v = _random(len(points))
+    chosen, some = _sample(plan_attention(points, encoding=encoding), points, 400_000_000)
+    q = q[:, :, chosen]
+
+    def run(backend: str) -> list[Tensor]:
+        with torch.enable_grad():
+            q_leaf, k_leaf, v_leaf = leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+            plan = some if backend == "tiled" else None
+            out = local_attention(
+                q_leaf, k_leaf, v_leaf, points[chosen], points, encoding=encoding, backend=backend, plan=plan
+            )
+            return list(torch.autograd.grad(out.square().sum(), leaves))
+
+    tiled, tiled_seconds = _timed(lambda: run("tiled"))
+    dense, dense_seconds = _timed(lambda: run("dense"))
+    share = some.pairs() / (len(chosen) * len(points))
+    return {
+        "encoding": type(encoding).__name__,
+        "queries": len(chosen),
+        "cost_per_pair": tiled_seconds / share / dense_seconds,
+        "errors": {name: _error(a, b) for name, a, b in zip("qkv", tiled, dense, strict=True)},
+    }
+
+
+def _large_logits(encoding: Encoding) -> dict[str, Any]:
+    """The error with q and k scaled by 4, so that single logits decide."""
+    points = jittered_cloud(2)
+    q, k, v = _random(len(points))
+    chosen, some = _sample(plan_attention(points, encoding=encoding), points, 100_000_000)
+    with torch.no_grad():
+        results = [
+            local_attention(
+                4 * q[:, :, chosen], 4 * k, v, points[chosen], points, encoding=encoding, backend=backend,
+                plan=some if backend == "tiled" else None,
+            )
+            for backend in ("tiled", "dense")
+        ]  # fmt: skip
+    return {"encoding": type(encoding).__name__, "queries": len(chosen), "error": _error(*results)}
+
+
+def _graded() -> dict[str, Any]:
+    """200 k points of a graded 3D cloud read from 8 k anchors."""
+    points = graded_cloud(200_000)
+    anchors = points[:8192]  # the cloud is in random order
+    encoding = LAAPE(decay_length_plus=[111.0, 250.0, 500.0], decay_length_minus=[111.0, 250.0, 500.0])
+    q = _random(len(points))[0]
+    k, v = _random(len(anchors), seed=1)[:2]
+    start = time.perf_counter()
+    plan = plan_attention(points, anchors, encoding=encoding, tolerance=TOLERANCE)
+    plan_seconds = time.perf_counter() - start
+
+    def run(backend: str) -> Tensor:
+        given = plan if backend == "tiled" else None
+        return local_attention(q, k, v, points, anchors, encoding=encoding, backend=backend, plan=given)
+
+    tiled, tiled_seconds = _timed(lambda: run("tiled"))
+    dense, dense_seconds = _timed(lambda: run("dense"))
+    return {
+        "points": len(points),
+        "anchors": len(anchors),
+        "keys_per_query": plan.keys_per_query(),
+        "error": _error(tiled, dense),
+        "speed_up": dense_seconds / (tiled_seconds + plan_seconds),
+    }
+
+
+def _random(points: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(1, HEADS, points, HEAD_DIM, generator=generator) for _ in range(3)]
+
+
+def _error(result: Tensor, expected: Tensor) -> float:
+    return float((result - expected).norm() / expected.norm())
+
+
+def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    result = run()
+    return result, time.perf_counter() - start
+
+
+def _sample(plan: AttentionPlan, points: Tensor, most_pairs: int) -> tuple[Tensor, AttentionPlan]:
+    """Some query tiles of a plan, spread evenly: which points they hold, and the plan for just these, in that order."""
+    size = plan.queries.size
+    keep = max(1, round(len(plan.queries) * min(1.0, most_pairs / plan.pairs())))
+    tiles = torch.linspace(0, len(plan.queries) - 1, keep).round().long().unique()
+    chosen = torch.cat([plan.queries.order[t * size : (t + 1) * size] for t in tiles.tolist()])
+    reaches = []
+    for reach in plan.reaches:
+        spans = [torch.arange(int(reach.start[t]), int(reach.start[t + 1])) for t in tiles.tolist()]
+        start = torch.tensor([0, *(len(span) for span in spans)]).cumsum(0)
+        listed = torch.cat(spans)
+        lists = (start, reach.key_tile[listed], reach.potential[listed], reach.cut[tiles], reach.best[tiles])
+        reaches.append(Reach(reach.heads, *lists, reach.limit))
+    queries = Tiles(torch.arange(len(chosen)), size, plan.queries.low[tiles], plan.queries.high[tiles])
+    marks = (fingerprint(points[chosen]), fingerprint(points))
+    return chosen, AttentionPlan(queries, plan.keys, reaches, plan.origin, plan.tolerance, plan.signature, marks)
+
+
+def _pairs_within(points: Tensor, encoding: Encoding, cut: float) -> float:
+    """Pairs whose potential is within ``cut`` of the smallest, estimated from some queries."""
+    some = points[:: max(1, len(points) // 100)][:100].double()
+    count = 0
+    for query in some:
+        count += int((encoding.penalty(query - points.double()) - encoding.floor(2) <= cut).sum())
+    return count / len(some) * len(points)
+
+
+def process_memory(field: str = "VmRSS") -> int:
+    """Bytes of this process, on Linux; 0 elsewhere."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+    return 1024 * int(line.split()[1])
+
+
+def _reset_peak() -> None:
+    if Path("/proc/self/clear_refs").exists():
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak() -> int:
+    return process_memory("VmHWM")
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The figures as tables."""
+    columns = [
+        "s", "points", "encoding", "plan [s]", "tiled [s]", "dense [s]", "speed-up", "error", "pairs computed / all",
+        "pairs computed / in cut", "cost per pair / dense", "µs per point", "kB per point",
+    ]  # fmt: skip
+    lines = [
+        "# Tiled attention beside dense attention",
+        "",
+        f"`farfield bench attention`, torch {results['torch']} on {results['threads']} threads; {HEADS} heads of "
+        f"{HEAD_DIM}, decay length {DECAY_LENGTH:g}, spacing 1000/127, float32, tolerance {results['tolerance']:g}. "
+        "Seconds are for all points; a star marks figures scaled up from a sample of queries.",
+        "",
+        "| " + " | ".join(columns) + " |",
+        "|" + "---|" * len(columns),
+    ]
+    for r in results["rows"]:
+        cells = [
+            r["scale"],
+            r["points"],
+            r["encoding"],
+            f"{r['plan_seconds']:.2f}",
+            f"{r['tiled_seconds']:.1f}" + ("*" if r["tiled_queries_measured"] < r["points"] else ""),
+            f"{r['dense_seconds']:.0f}" + ("*" if r["dense_queries_measured"] < r["points"] else ""),
+            f"{r['speed_up']:.1f}",
+            f"{r['error']:.1e}",
+            f"{r['pairs_over_all']:.3f}",
+            f"{r['pairs_over_within_cut']:.2f}",
+            f"{r['cost_per_pair']:.2f}",
+            f"{r['microseconds_per_point']:.0f}",
+            "" if r["bytes_per_point"] is None else f"{r['bytes_per_point'] / 1000:.1f}",
+        ]
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    lines += ["", "| forward and backward | cost per pair / dense | error of dq | dk | dv |", "|---|---|---|---|---|"]
+    for r in results["gradients"]:
+        e = r["errors"]
+        lines.append(f"| {r['encoding']} | {r['cost_per_pair']:.2f} | {e['q']:.1e} | {e['k']:.1e} | {e['v']:.1e} |")
+    lines += ["", "| q and k scaled by 4 | error |", "|---|---|"]
+    lines += [f"| {r['encoding']} | {r['error']:.1e} |" for r in results["large_logits"]]
+    g = results["graded_3d"]
+    lines += [
+        "",
+        f"3D, {g['points']} points of a graded cloud reading {g['anchors']} anchors, LAAPE with decay lengths 111, "
+        f"250, 500: {g['keys_per_query']:.0f} keys per query, error {g['error']:.1e}, speed-up {g['speed_up']:.2f}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def draw(results: dict[str, Any], path: str | Path) -> Path:
+    """Time and memory against the number of points, on logarithmic axes."""
+    import matplotlib.pyplot as plt
+
+    from farfield.style import COLOURS
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    for name in ("LAAPE", "LASPE"):
+        rows = [r for r in results["rows"] if r["encoding"] == name]
+        points = [r["points"] for r in rows]
+        left.loglog(
+            points,
+            [r["tiled_seconds"] for r in rows],
+            "o-",
+            color=COLOURS[name.lower()],
+            label=f"{name}, tiled",
+        )
+        left.loglog(
+            points,
+            [r["dense_seconds"] for r in rows],
+            "s--",
+            color=COLOURS[name.lower()],
+            alpha=0.5,
+            label=f"{name}, dense",
+        )
+        whole = [r for r in rows if r["bytes_per_point"] is not None]
+        sizes = [r["points"] * r["bytes_per_point"] / 1e9 for r in whole]
+        right.loglog([r["points"] for r in whole], sizes, "o-", color=COLOURS[name.lower()], label=f"{name}, tiled")
+    left.set(xlabel="points", ylabel="seconds per forward", title="Time")
+    right.set(xlabel="points", ylabel="GB beyond q, k and v", title="Memory")
+    for axes in (left, right):
+        axes.grid(which="major", color="0.9")
+        axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150, format="png")
+    plt.close(figure)
+    return Path(path)

@@ -1,0 +1,164 @@
+"""What a prediction of the wind costs: against OpenFOAM on the same city and core, and tiled against dense attention.
+
+A prediction is everything from a case's geometry to the fields at all cells of the solver's mesh: drawing points,
+encoding the city, decoding the cells. OpenFOAM's time is that of its solver alone, without making the mesh: as recorded
+with every generated case, or measured anew beside the prediction (``solve``): data may come from another machine.
+All seconds are those of one core's work (CPU time), which what else the machine does changes little.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from farfield.attention import RoPE
+from farfield.models.transformer_operator import Attention
+from farfield.problems.urban_wind.buildings import Box, UrbanDomain
+from farfield.problems.urban_wind.files import UrbanCase, UrbanWindFiles
+from farfield.problems.urban_wind.openfoam_case import SolverSettings
+from farfield.problems.urban_wind.prediction import UrbanPredictor
+from farfield.problems.urban_wind.sampling import UrbanSample, draw_sample
+from farfield.problems.urban_wind.scoring import SPLITS, neutral_cities, region_errors
+from farfield.problems.urban_wind.solver import solve_boxes
+
+UNSEEN = 1  # a draw whose attention plans no prediction has made before
+
+
+def benchmark_inference(
+    predictor: UrbanPredictor,
+    data: str | Path,
+    *,
+    cases: int = 1,
+    repeats: int = 3,
+    solve: bool = False,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Measure the first ``cases`` neutral test cities of every scale, on one core."""
+    files = UrbanWindFiles(data, predictor.fields)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as OpenFOAM's solver
+    rows = []
+    try:
+        for split in SPLITS.values():
+            for number in neutral_cities(files, split)[:cases]:
+                case = files.load(split, number)
+                say(f"s = {case.scale:g}, case {case.name}, {len(case.positions):,} cells ...")
+                solver, source = _solver_seconds(files.folder, case, solve)
+                row = {"scale": case.scale, "case": case.name, "cells": len(case.positions)}
+                row |= _prediction(predictor, case, repeats) | {"openfoam_seconds": solver, "openfoam_source": source}
+                rows.append(row | _anchors(predictor, case))
+    finally:
+        torch.set_num_threads(threads)
+    if not rows:
+        raise ValueError(f"{data} has no neutral test cities")
+    return {
+        "torch": torch.__version__,
+        "processor": platform.machine(),
+        "threads": 1,
+        "encoding": predictor.encoding,
+        "parameters": sum(p.numel() for p in predictor.model.parameters()),
+        "rows": rows,
+    }
+
+
+def _prediction(predictor: UrbanPredictor, case: UrbanCase, repeats: int) -> dict[str, Any]:
+    """Time of a prediction at all cells, the fastest of several draws, and the mean error of their velocities."""
+    seconds: list[float] = []
+    errors: dict[str, list[float]] = {"buildings": [], "wake": []}
+    for draw in range(repeats):
+        began = time.process_time()
+        predicted = predictor.from_case(case, case.positions, np.random.default_rng([0, draw]))
+        seconds.append(time.process_time() - began)
+        found = region_errors(predictor.columns(predicted), case)
+        for region, values in errors.items():
+            values.append(float(found["velocity", f"l1_{region}"]))
+    return {
+        "seconds": min(seconds),
+        **{f"velocity_error_{region}": float(np.mean(values)) for region, values in errors.items()},
+    }
+
+
+def _anchors(predictor: UrbanPredictor, case: UrbanCase) -> dict[str, Any]:
+    """Time to encode a city that was not seen before, with both kinds of attention among its anchors."""
+    model = predictor.model
+    sample = draw_sample(case, predictor.normalisation, predictor.counts, np.random.default_rng(UNSEEN))
+    city: dict[str, Any] = UrbanSample.stack([sample]).to(predictor.device).city()
+    found: dict[str, Any] = {"anchors": city["anchors"].shape[1]}
+    outputs, kept = {}, model.backend
+    local = not any(isinstance(module, Attention) and isinstance(module.encoding, RoPE) for module in model.modules())
+    try:
+        for model.backend in ("dense", "tiled") if local else ("dense",):  # RoPE alone sees everything
+            with torch.no_grad():
+                began = time.process_time()
+                encoded = model.encode(**city)
+                found[f"{model.backend}_seconds"] = time.process_time() - began
+                outputs[model.backend] = model.at_anchors(encoded)
+    finally:
+        model.backend = kept
+    if local:
+        difference = (outputs["tiled"] - outputs["dense"]).abs() / outputs["dense"].std(dim=1, keepdim=True)
+        found["tiled_difference"] = float(difference.max())
+    return found
+
+
+def _solver_seconds(folder: Path, case: UrbanCase, solve: bool) -> tuple[float | None, str]:
+    """OpenFOAM's seconds on one core for this case, and where they are from; None if the data do not say."""
+    path = folder / "records" / f"{case.name}.json"
+    if not path.exists():
+        return None, "not recorded"
+    solved = json.loads(path.read_text())["attempts"][-1]
+    if not solve:
+        known = "cpu_seconds" in solved  # not in the records of early datasets
+        return (solved["cpu_seconds"], "recorded") if known else (solved["seconds"], "recorded, wall time")
+    settings = json.loads((folder / "generation.json").read_text())
+    solution = solve_boxes(
+        [Box(*box) for box in solved["buildings"]],
+        UrbanDomain.square(case.scale),
+        case.roughness,
+        settings["cell"],
+        settings["ground_cell"],
+        SolverSettings(**settings["settings"]),
+    )
+    return solution.convergence.cpu_seconds, "measured"
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The figures as tables, with the ratios."""
+    lines = [
+        f"`farfield bench inference`: AB-SWIFT with {results['encoding']}, {results['parameters']:,} weights, "
+        f"torch {results['torch']}, one core ({results['processor']}).",
+        "",
+        "Prediction of all cells (drawing points, encoding, decoding) against OpenFOAM's solver, CPU seconds:",
+        "",
+        "| s | case | cells | OpenFOAM [s] | prediction [s] | ratio | velocity error, buildings | wake |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        solver = row["openfoam_seconds"]
+        known = f"{solver:.1f} ({row['openfoam_source']})" if solver is not None else "not recorded"
+        ratio = f"{solver / row['seconds']:.1f}" if solver is not None else "-"
+        lines.append(
+            f"| {row['scale']:g} | {row['case']} | {row['cells']:,} | {known} | {row['seconds']:.2f} | {ratio} "
+            f"| {100 * row['velocity_error_buildings']:.1f} % | {100 * row['velocity_error_wake']:.1f} % |"
+        )
+    lines += [
+        "",
+        "Encoding the city, where anchors attend to all others (dense) or to those in reach (tiled), CPU seconds:",
+        "",
+        "| s | anchors | dense [s] | tiled [s] | ratio | largest difference, of the fields' spread |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        tiled = "- | - | -"
+        if "tiled_seconds" in row:
+            ratio = row["dense_seconds"] / row["tiled_seconds"]
+            tiled = f"{row['tiled_seconds']:.2f} | {ratio:.1f} | {row['tiled_difference']:.1e}"
+        lines.append(f"| {row['scale']:g} | {row['anchors']:,} | {row['dense_seconds']:.2f} | {tiled} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,5 @@
+"""``python -m farfield.cli``."""
+
+from farfield.cli import main
+
+main()

@@ -1,0 +1,112 @@
+"""``farfield bench``: speed and memory, always as ratios within one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, always as ratios within one run.")
+console = Console()
+Json = Annotated[
+    Path | None, typer.Option("--json", help="Write the figures here, and a table (a picture, too) beside it.")
+]
+
+
+@bench.command("attention")
+def bench_attention(
+    json_file: Json = None,
+    scales: Annotated[str, typer.Option(help="Domain sizes over the training domain's.")] = "1,2,4,10",
+) -> None:
+    """Time, memory and error of tiled attention against dense attention, on up to 1.6 million points (ten minutes).
+
+    Example: `farfield bench attention --json benchmarks/attention.json`
+    """
+    import torch
+
+    from farfield.bench.attention import benchmark_attention, draw, markdown
+    from farfield.files import atomic_path
+
+    with torch.no_grad():
+        results = benchmark_attention(tuple(int(s) for s in scales.split(",")), console.print)
+    _keep(results, markdown, json_file)
+    if json_file is not None:
+        with atomic_path(json_file.with_suffix(".png")) as partial:
+            draw(results, partial)
+
+
+@bench.command("training")
+def bench_training(
+    json_file: Json = None,
+    steps: Annotated[int, typer.Option(help="Training steps to take the median of.")] = 5,
+) -> None:
+    """Points per second and memory of the paper's model in training, against the plain way of writing attention.
+
+    Example: `farfield bench training --json benchmarks/training.json`
+    """
+    from farfield.bench.training import benchmark_training, markdown
+
+    results = benchmark_training(steps)
+    _keep(results, markdown, json_file)
+
+
+@bench.command("solvers")
+def bench_solvers(
+    json_file: Json = None,
+    datasets: Annotated[bool, typer.Option(help="Also make the paper's whole datasets (6 GB, minutes).")] = False,
+) -> None:
+    """Speed of the solvers against NumPy and against what the machine allows.
+
+    Example: `farfield bench solvers --json benchmarks/solvers.json`
+    """
+    import tempfile
+    import time
+
+    from farfield.bench.solvers import benchmark_solvers, markdown
+    from farfield.problems import problem_named
+
+    results = benchmark_solvers()
+    for name in ("swe", "gray-scott") if datasets else ():
+        generation = problem_named(name).generation
+        assert generation is not None
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            start = time.perf_counter()
+            generation.make(generation.configure("paper"), Path(folder) / name)
+            results.setdefault("datasets", {})[name] = time.perf_counter() - start
+    _keep(results, markdown, json_file)
+
+
+@bench.command("inference")
+def bench_inference(
+    model: Annotated[str, typer.Option(help="An urban-wind model: a shipped name, or a run's folder.")],
+    data: Annotated[Path, typer.Option(help="A dataset of `farfield generate urban-wind`.")],
+    json_file: Json = None,
+    cases: Annotated[int, typer.Option(min=1, help="Test cities of each scale.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Predictions of each: the fastest time, the mean error.")] = 3,
+    solve: Annotated[bool, typer.Option(help="Run OpenFOAM beside it, instead of the recorded times.")] = False,
+) -> None:
+    """Time of a predicted wind against OpenFOAM's for s = 1, 2, 5, with the error; dense against tiled attention.
+
+    Example: `farfield bench inference --model urban-wind-laape --data data/urban-wind --json benchmarks/inference.json`
+    """
+    from farfield.bench.inference import benchmark_inference, markdown
+    from farfield.problems.urban_wind.prediction import UrbanPredictor
+    from farfield.runs.run import Run
+
+    predictor = UrbanPredictor.load(Run.find(model), "cpu")  # one core, as OpenFOAM
+    results = benchmark_inference(predictor, data, cases=cases, repeats=repeats, solve=solve, say=console.print)
+    _keep(results, markdown, json_file)
+
+
+def _keep(results: dict[str, Any], markdown: Callable[[Any], str], json_file: Path | None) -> None:
+    """Print the figures as a table, and write them where asked."""
+    from farfield.files import atomic_write_text
+
+    if json_file is not None:
+        atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
+        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
+    print(markdown(results))

@@ -1,0 +1,344 @@
+"""The commands, one function each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+console = Console()
+
+
+def version() -> None:
+    """Print the versions of farfield and of what its results depend on."""
+    from importlib.metadata import version as installed
+
+    for package in ("farfield", "torch", "numpy", "numba", "h5py"):
+        print(f"{package} {installed(package)}")
+
+
+def demo(out: Path = typer.Option(Path("farfield-demo"), help="Folder for the picture.")) -> None:
+    """Draw how far a point sees with each encoding, and what enlarging the domain does to attention.
+
+    Example: `farfield demo --out pictures`
+    """
+    from farfield.studies.kernels import draw_overview
+
+    out.mkdir(parents=True, exist_ok=True)
+    console.print("Drawing the kernels, and attention in domains of up to ten times the size (a few seconds) ...")
+    path = draw_overview(out / "overview.png")
+    console.print(
+        f"See [bold]{path}[/]: RoPE's output inside changes when the domain grows, LASPE's and LAAPE's does not."
+    )
+
+
+def generate(
+    problem: str = typer.Argument(help="swe, gray-scott or urban-wind (with OpenFOAM: Debian package openfoam)."),
+    preset: str | None = typer.Option(
+        None,
+        help="quick, cpu (the best for two cores) or paper (as published).  [default: cpu; urban-wind: quick]",
+    ),
+    out: Path | None = typer.Option(None, help="Folder of the dataset.  [default: data/PROBLEM-PRESET]"),
+    workers: int | None = typer.Option(None, help="Simulations solved at once.  [default: one per core]"),
+    seed: int = typer.Option(0, help="The same seed gives the same data, whatever the number of workers."),
+    scales: str | None = typer.Option(
+        None, help="Larger domains instead of the preset's, e.g. `2,10,100`, or `2x1` for two axes; not for urban-wind."
+    ),
+    changes: list[str] = typer.Option(
+        [], "--set", help="Change a setting of `dataset.yaml`, e.g. `states=21`; repeatable; not for urban-wind."
+    ),
+) -> None:
+    """Make a dataset with the built-in solvers.
+
+    Example: `farfield generate swe --preset quick --out data/swe`
+
+    Run it again to continue after a crash: what is complete is kept.
+    """
+    from farfield.problems import problem_named
+
+    generation = problem_named(problem).generation
+    if generation is None:
+        raise ValueError(f"the data of {problem} is not made here")
+    preset = preset or generation.default_preset
+    settings = generation.configure(preset, seed, scales, changes)
+    print(generation.make(settings, out or Path("data") / f"{problem}-{preset}", workers, Console(stderr=True)))
+
+
+def train(
+    problem: str | None = typer.Argument(None, help="swe, gray-scott or urban-wind; not with --resume or --config."),
+    encoding: str | None = typer.Option(
+        None, help="rope, laspe, laape; not for urban-wind: flashbias, alibi, window.  [default: laape]"
+    ),
+    preset: str | None = typer.Option(None, help="quick, cpu or paper.  [default: cpu]"),
+    data: Path | None = typer.Option(None, help="Dataset folder.  [default: data/PROBLEM-PRESET]"),
+    out: Path | None = typer.Option(None, help="Run folder.  [default: runs/PROBLEM-PRESET-ENCODING-seedN]"),
+    seed: int | None = typer.Option(None, help="Decides initial weights and order of the data.  [default: 0]"),
+    settings: list[str] = typer.Option([], "--set", help="A setting of the run, e.g. model.width=96; repeatable."),
+    config: Path | None = typer.Option(None, help="Repeat a run: its config.yaml, instead of PROBLEM and --preset."),
+    resume: Path | None = typer.Option(None, help="Continue the run in this folder, to exactly the same losses."),
+    accelerator: str = typer.Option("auto", help="auto, cpu or cuda."),
+    devices: int = typer.Option(1, min=1, help="Processes on this machine, one per GPU."),
+    nodes: int = typer.Option(
+        1, min=1, help="Machines; start the same command on each (torchrun and SLURM are understood)."
+    ),
+) -> None:
+    """Train one model on a dataset. Ctrl-C saves and leaves; --resume continues.
+
+    Examples:
+
+    `farfield train swe --encoding laape --preset quick`
+
+    `farfield train swe --set training.optimiser=muon --set training.steps=2000 --out runs/muon`
+
+    `farfield train --resume runs/muon`
+    """
+    from farfield.problems import problem_for, problem_named, problem_of
+    from farfield.runs.config import parse_settings, read_settings
+    from farfield.runs.run import Run
+    from farfield.training.loop import Interrupted, fit, is_first_process
+
+    if sum(source is not None for source in (problem, config, resume)) != 1:
+        raise ValueError("give one of: a problem (swe, gray-scott or urban-wind), --config FILE, --resume RUN")
+    if problem is None:
+        _only_without("a run's configuration is in its config.yaml", encoding=encoding, preset=preset, seed=seed)
+    if resume is not None:
+        _only_without("--resume continues a run as it was begun", set=settings, out=out)
+        run = Run(resume)
+        chosen = problem_of(run)
+        run_config = chosen.config(run)
+    elif config is not None:
+        values = read_settings(config)
+        chosen = problem_for(values)
+        run_config = chosen.run_type.parse(values, str(config)).changed(parse_settings(settings))
+        run = Run(out or Path("runs") / config.resolve().parent.name)
+    else:
+        assert problem is not None
+        preset, chosen = preset or "cpu", problem_named(problem)
+        folder = str(data or Path("data") / f"{problem}-{preset}")
+        run_config = chosen.run(preset, encoding or "laape", folder, seed or 0).changed(parse_settings(settings))
+        run = Run(out or Path("runs") / f"{problem}-{preset}-{run_config.encoding.name}-seed{run_config.seed}")
+    if data is not None:
+        run_config = run_config.changed({"dataset": str(data)})
+    try:
+        fit(
+            chosen,
+            run_config,
+            run,
+            resume=resume is not None,
+            accelerator=accelerator,
+            devices=devices,
+            nodes=nodes,
+            console=console,
+        )
+    except Interrupted as stopped:
+        if not is_first_process():
+            return
+        console.print(str(stopped), markup=False)
+        raise typer.Exit(130) from None
+
+
+def evaluate(
+    run: Path = typer.Argument(help="A run's folder."),
+    scales: str = typer.Option("", help="Domain sizes, e.g. `1 2 10`: times the training domain; the paper's if none."),
+    limit: int | None = typer.Option(
+        None, help="Per scale: pairs of states, drawn at random once, or cities of urban wind; all by default."
+    ),
+    rollouts: int | None = typer.Option(None, help="Simulations per scale to roll out; all by default, 0 for none."),
+    draws: int = typer.Option(10, help="Urban wind: draws of points that each city is predicted from."),
+    cells: int | None = typer.Option(
+        None, help="Urban wind: cells that each draw predicts, chosen at random; all by default, which is slow."
+    ),
+    data: Path | None = typer.Option(None, help="Dataset folder, if not the one the run was trained on."),
+    device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
+) -> None:
+    """Measure a run's errors on domains of rising size: RUN/evaluation.csv.
+
+    Over one step and over rollouts; of urban wind, in the square of buildings and in the wake.
+
+    Example: `farfield evaluate runs/swe-quick-laape-seed0 --scales 1 2 3 7 10`
+
+    Run it again to continue: a scale that is done is not done again.
+    """
+    from farfield.api import evaluate
+    from farfield.evaluation.evaluate import Amount
+
+    _at_least(0, limit=limit, rollouts=rollouts)
+    _at_least(1, draws=draws, cells=cells)
+    amount = Amount(limit, rollouts, draws, cells)
+    evaluate(run, _listed(scales), amount=amount, data=data, device=device, console=Console(stderr=True))
+    print(f"{run / 'evaluation.csv'}: make tables and figures of it with `farfield report {run}`")
+
+
+def report(
+    runs: list[Path] = typer.Argument(
+        help="Folders of evaluated runs, of one or several problems, encodings and seeds."
+    ),
+    out: Path = typer.Option(Path("report"), help="Folder for the page, tables and figures."),
+) -> None:
+    """Make tables, figures and one HTML page of evaluated runs, from their saved rows only.
+
+    Example: `farfield report runs/swe-quick-*-seed0 --out report`
+    """
+    from farfield.api import report
+
+    print(f"{report(runs, out)}: open it in a browser; tables and figures are beside it")
+
+
+def reproduce(
+    problem: str = typer.Argument(help="swe, gray-scott, urban-wind or stability."),
+    preset: str = typer.Option("quick", help="quick: minutes, cpu: the best for two cores, paper: as published."),
+    encodings: str | None = typer.Option(None, help="Encodings to compare.  [default: rope laspe laape]"),
+    seeds: str | None = typer.Option(
+        None, help="Training runs per encoding, e.g. `0 1 2`: the tables show mean and spread.  [default: 0]"
+    ),
+    out: Path | None = typer.Option(None, help="Folder of runs and report.  [default: runs/PROBLEM-PRESET]"),
+    data: Path | None = typer.Option(None, help="Dataset folder.  [default: data/PROBLEM-PRESET]"),
+    settings: list[str] = typer.Option([], "--set", help="A setting of the runs, e.g. training.steps=400; repeatable."),
+    accelerator: str = typer.Option("auto", help="auto, cpu or cuda."),
+    models: list[str] = typer.Option(
+        [], "--model", help="stability: trained Gray-Scott models, as run folders or shipped names; repeatable."
+    ),
+) -> None:
+    """Repeat the paper's experiment: generate data, train, evaluate on larger domains, report.
+
+    Example: `farfield reproduce swe --preset quick`
+
+    `stability` shows where low precision breaks the encodings as published, and not here. It trains nothing:
+
+    `farfield reproduce stability --model runs/gray-scott-cpu/laspe-seed0 --model runs/gray-scott-cpu/laape-seed0`
+
+    Run it again to continue: what is done is not done again.
+    """
+    from farfield.runs.config import parse_settings
+    from farfield.studies.reproduce import experiment, reproduce, reproduce_stability
+    from farfield.training.loop import Interrupted
+
+    out = out or Path("runs") / f"{problem}-{preset}"
+    if problem == "stability":  # a study, no problem
+        _only_without("stability trains nothing", encodings=encodings, seeds=seeds, set=settings, data=data)
+        page = reproduce_stability(models, preset, out, console=console)
+        console.print(f"[bold]{page}[/]: open it in a browser; tables and figures are beside it")
+        return
+    _only_without(f"{problem} trains its own models", model=models)
+    numbers = _listed(seeds or "0")
+    if not all(number.isdigit() for number in numbers):
+        raise ValueError(f"--seeds expects whole numbers, e.g. 0 1 2, got {seeds!r}")
+    plan = experiment(problem, preset, data or Path("data") / f"{problem}-{preset}", parse_settings(settings))
+    try:
+        chosen = _listed(encodings or "rope laspe laape")
+        page = reproduce(plan, chosen, list(map(int, numbers)), out, accelerator=accelerator, console=console)
+    except Interrupted as stopped:
+        console.print(f"{stopped}, or run the same command again", markup=False)
+        raise typer.Exit(130) from None
+    console.print(f"[bold]{page}[/]: open it in a browser; tables and figures are beside it")
+
+
+_STATES, _CITY = "States in a file: shallow water, Gray-Scott", "Buildings in an STL: urban wind"
+
+
+def predict(
+    model: str = typer.Option(help="A shipped model's name, or a run's folder."),
+    out: Path = typer.Option(help="File of the prediction: the input's format, or .vtu, .vtk, .vtp, .npz for wind."),
+    device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
+    input: Path | None = typer.Option(
+        None, help="States to start from: .npz, or .hdf5 in The Well's layout.", rich_help_panel=_STATES
+    ),
+    steps: int | None = typer.Option(None, help="Saved steps to predict.  [default: 1]", rich_help_panel=_STATES),
+    start: int | None = typer.Option(
+        None,
+        help="HDF5: which of the file's states to start from; -1 for the last.  [default: 0]",
+        rich_help_panel=_STATES,
+    ),
+    buildings: Path | None = typer.Option(
+        None, help="STL of closed buildings: x east, y north, ground at z = 0, metres.", rich_help_panel=_CITY
+    ),
+    roughness: float | None = typer.Option(
+        None, help="Roughness length z0 of the ground [m]: 0.03 grass, 0.3 suburb, 1 city.", rich_help_panel=_CITY
+    ),
+    wind_direction: float | None = typer.Option(
+        None, help="Where the wind comes from [degrees]: 0 north, 90 east, 270 west.", rich_help_panel=_CITY
+    ),
+    inverse_length: float | None = typer.Option(
+        None,
+        help="1/L of the air [1/m]: 0 neutral, positive stable, negative unstable.  [default: 0]",
+        rich_help_panel=_CITY,
+    ),
+    unit: str | None = typer.Option(None, help="Unit of the STL: m, cm or mm.  [default: m]", rich_help_panel=_CITY),
+    points: Path | None = typer.Option(
+        None,
+        help="Where to predict: the cells of a volume mesh, else the points, of a .vtu, .vtk, .vtp, .npy or .npz.",
+        rich_help_panel=_CITY,
+    ),
+    spacing: float | None = typer.Option(
+        None,
+        help="Cell size [m], between the buildings, of the mesh made without --points.  [default: as in training]",
+        rich_help_panel=_CITY,
+    ),
+    fields: str | None = typer.Option(
+        None, help="What to write, e.g. `velocity k`.  [default: all that the model has]", rich_help_panel=_CITY
+    ),
+    seed: int | None = typer.Option(
+        None, help="Decides which points stand for surfaces and air.  [default: 0]", rich_help_panel=_CITY
+    ),
+    draws: int | None = typer.Option(
+        None, help="Predictions to average, each with its own points.  [default: 1]", rich_help_panel=_CITY
+    ),
+) -> None:
+    """Predict with a trained model, in physical units, on a domain of any size.
+
+    **The next states of a file** (NumPy: one array (N,) or (B, N) per field and `positions` (N,) or (N, P); the output
+    holds the states (steps + 1, ...), the given one first):
+
+    `farfield predict --model swe-laape --input state.npz --out next.npz --steps 10`
+
+    **The steady wind around buildings**, on a mesh made around them or at your own points, with a picture of the wind
+    at 2 m height beside it; open the .vtu in ParaView:
+
+    `farfield predict --model urban-wind-laape --buildings city.stl --roughness 0.3 --wind-direction 250 --out flow.vtu`
+
+    The wind is that of the training data, 6 m/s at 80 m height. Points inside buildings get NaN.
+    """
+    from farfield.problems import problem_of
+    from farfield.runs.run import Run
+
+    if (input is None) == (buildings is None):
+        raise ValueError("give either --input FILE (states) or --buildings STL (urban wind)")
+    _at_least(1, steps=steps, draws=draws)
+    given = {
+        "input": input,
+        "steps": steps,
+        "start": start,
+        "buildings": buildings,
+        "roughness": roughness,
+        "wind_direction": wind_direction,
+        "inverse_length": inverse_length,
+        "unit": unit,
+        "points": points,
+        "spacing": spacing,
+        "fields": None if fields is None else _listed(fields),
+        "seed": seed,
+        "draws": draws,
+    }
+    run = Run.find(model)
+    options = {name: value for name, value in given.items() if value is not None}
+    print(problem_of(run).predict_file(run, options, out, device))
+
+
+def _listed(text: str) -> list[str]:
+    return [part for part in text.replace(",", " ").split() if part]
+
+
+def _at_least(lowest: int, **options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < lowest:
+            raise ValueError(f"--{name} must be at least {lowest}, got {value}")
+
+
+def _only_without(why: str, **options: object) -> None:
+    """Refuse options that would have no effect."""
+    if given := [f"--{name}" for name, value in options.items() if value not in (None, [])]:
+        raise ValueError(f"{why}: {', '.join(given)} cannot be given with it")
+
+
+COMMANDS = (version, demo, generate, train, evaluate, report, reproduce, predict)

@@ -1,0 +1,1 @@
+"""What data is: one contract (``spec``), how it is read, written, standardised and shown to a network."""

@@ -1,1 +1,0 @@
-"""Buildings, terrain, surfaces and the reading of meshes."""

@@ -1,0 +1,62 @@
+"""The settings of a run of urban wind."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from farfield.models.ab_swift import AbSwift
+from farfield.models.config import AbSwiftConfig, AbSwiftEncodingConfig, Strict
+from farfield.runs.config import RunConfig, TrainingConfig
+
+
+class PointsConfig(Strict):
+    """How many points stand for a training city; a larger one gets more, at the same density. Defaults: the paper's."""
+
+    obstacles: int = Field(4096, ge=1)
+    """Points on walls and roofs."""
+    terrain: int = Field(4096, ge=1)
+    """Points on the ground."""
+    obstacle_supernodes: int = Field(1024, ge=1)
+    """Of these points, those that the obstacles are pooled into."""
+    terrain_supernodes: int = Field(1024, ge=1)
+    """The same for the ground."""
+    anchors: int = Field(8192, ge=1)
+    """Points of the air that offer keys and values."""
+    queries: int = Field(0, ge=0)
+    """Further points of the air, which only read; the loss counts them like anchors."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for surface, points, chosen in (
+            ("obstacle", self.obstacles, self.obstacle_supernodes),
+            ("terrain", self.terrain, self.terrain_supernodes),
+        ):
+            if chosen > points:
+                raise ValueError(f"{surface}_supernodes are chosen among {points} points, got {chosen}")
+        return self
+
+
+class UrbanRun(RunConfig):
+    """AB-SWIFT, which learns the steady wind around buildings."""
+
+    problem: Literal["urban-wind"] = "urban-wind"
+    encoding: AbSwiftEncodingConfig = AbSwiftEncodingConfig()
+    model: AbSwiftConfig = AbSwiftConfig()
+    points: PointsConfig = PointsConfig()
+    """How many points stand for surfaces and air."""
+    mirrored: bool = False
+    """Show half of the training items mirrored across the wind: twice as many cities, with exact flows."""
+    training: TrainingConfig = TrainingConfig(epochs=500, batch_size=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self.encoding.build()  # refuses what it cannot be
+        if self.training.loss != "mse":
+            raise ValueError(f"urban wind is trained with the loss mse, got {self.training.loss}")
+        return self
+
+    def build(self) -> AbSwift:
+        """The network, with fresh weights."""
+        return self.model.build(self.encoding)

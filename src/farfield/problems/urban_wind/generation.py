@@ -1,0 +1,286 @@
+"""Generation of an urban-wind dataset: random cities, solved by OpenFOAM, in the published layout.
+
+Every case has its own seed, from (seed, split, index, attempt), so the order and number of workers do not
+matter. A case is finished when its record exists (``records/{name}.json``, written after its three VTK
+files); a killed run continues where it stopped. A case that stalls or diverges is drawn again, and the record
+keeps both.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from farfield.data.vtk import write_vtk
+from farfield.files import atomic_write_text
+from farfield.problems.urban_wind.buildings import Box, UrbanDomain, random_buildings
+from farfield.problems.urban_wind.card import write_card
+from farfield.problems.urban_wind.files import INDEX_FILE, SPLIT_INDEX, SPLIT_SCALES, case_name
+from farfield.problems.urban_wind.mesh import CartesianMesh
+from farfield.problems.urban_wind.openfoam_case import SolverSettings
+from farfield.problems.urban_wind.solver import (
+    NODE_TYPES,
+    Convergence,
+    NotConvergedError,
+    WindSolution,
+    require_openfoam,
+    solve_boxes,
+)
+
+ROUGHNESS_RANGE = (0.05, 1.0)  # m, log-uniform
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class UrbanPreset:
+    """How many cases of each split, how fine, and when a case has converged."""
+
+    cases: dict[str, int]
+    cell: float  # m between the buildings; 100 m is a multiple of it, so that the square's edge is a mesh line
+    ground_cell: float  # m, height of the first cell
+    settings: SolverSettings = field(default_factory=SolverSettings)
+    max_wind_angle: float = 0.0  # degrees: the wind is drawn up to so far to either side of +x
+    stream: int = 0  # presets with different ones draw different cities from the same seed
+
+
+# Residuals of 1e-3 change the velocities by a thousandth, which no network is near, and take a third fewer iterations.
+FOR_TRAINING = SolverSettings(tolerance=1e-3, iteration_limit=250)
+PUBLISHED_CASES = {"train": 138, "val": 10, "test": 80, "ls": 10, "vls": 10}
+PRESETS = {
+    "quick": UrbanPreset({"train": 6, "val": 1, "test": 2, "ls": 1, "vls": 1}, cell=5.0, ground_cell=2.0),
+    "cpu": UrbanPreset(PUBLISHED_CASES, cell=4.0, ground_cell=2.0),
+    "paper": UrbanPreset(
+        PUBLISHED_CASES,
+        cell=2.0,
+        ground_cell=1.5,
+        settings=SolverSettings(tolerance=1e-5, iteration_limit=1500),
+    ),
+    "cpu-more": UrbanPreset({"train": 270}, cell=4.0, ground_cell=2.0, settings=FOR_TRAINING, stream=1),
+    "cpu-oblique": UrbanPreset(
+        {"train": 200, "val": 10, "test": 40, "ls": 10, "vls": 5},
+        cell=4.0,
+        ground_cell=2.0,
+        settings=FOR_TRAINING,
+        max_wind_angle=45.0,  # by the symmetry of the square, that is every direction
+        stream=2,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class CaseId:
+    """One case of a split; ``number`` is its id in the index, ``index`` its place within the split."""
+
+    split: str
+    index: int
+    number: int
+
+    @property
+    def name(self) -> str:
+        return case_name(self.split, self.number)
+
+
+def list_cases(preset: UrbanPreset) -> list[CaseId]:
+    """All cases: ids run through train, val, test; the large cities are numbered on their own."""
+    cases, next_id = [], 0
+    for split, scale in SPLIT_SCALES.items():
+        count = preset.cases.get(split, 0)
+        first = next_id if scale == 1 else 0
+        cases += [CaseId(split, index, first + index) for index in range(count)]
+        next_id += count if scale == 1 else 0
+    return cases
+
+
+def draw_air(seed: int, case: CaseId, preset: UrbanPreset) -> tuple[float, float]:
+    """z0 (m) and the wind's angle (degrees) of a case.
+
+    The layout has one list for both large scales, so they share them, index by index.
+    """
+    split = "ls" if case.split == "vls" else case.split
+    rng = _generator(seed, split, case.index, 0, preset)
+    low, high = np.log(ROUGHNESS_RANGE)
+    return float(np.exp(rng.uniform(low, high))), preset.max_wind_angle * float(rng.uniform(-1, 1))
+
+
+def draw_city(seed: int, case: CaseId, attempt: int, preset: UrbanPreset) -> list[Box]:
+    """The buildings of an attempt at a case."""
+    # Number 0 is the air's: NumPy fills up short seeds with zeros, and shared numbers would correlate.
+    rng = _generator(seed, case.split, case.index, 1 + attempt, preset)
+    return random_buildings(rng, SPLIT_SCALES[case.split], preset.cell)
+
+
+def _generator(seed: int, split: str, index: int, number: int, preset: UrbanPreset) -> np.random.Generator:
+    stream = [preset.stream] if preset.stream else []  # a fifth number, even 0, would change the cities without one
+    return np.random.default_rng([seed, SPLIT_INDEX[split], index, number, *stream])
+
+
+def generate_urban_wind(
+    out: str | Path, preset: UrbanPreset, workers: int = 2, seed: int = 0, show_progress: bool = True
+) -> Path:
+    """Make (or finish) a dataset in ``out`` and return its index file."""
+    require_openfoam()
+    if workers < 1:
+        raise ValueError(f"at least one worker is needed, got {workers}")
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    _check_same_settings(out, preset, seed)
+    cases = list_cases(preset)
+    costs = {
+        split: CartesianMesh.around(UrbanDomain.square(scale), [], preset.cell, preset.ground_cell).cell_count
+        for split, scale in SPLIT_SCALES.items()
+    }
+    todo = [case for case in cases if not _record_path(out, case).exists()]
+    if workers > 1:  # the largest first: they keep one worker busy for minutes, which must not be at the end
+        todo.sort(key=lambda case: -costs[case.split])
+
+    scratch = out / ".scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    stop = threading.Event()
+    failed: dict[str, str] = {}
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[finished]}/{task.fields[all]} cases"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, speed_estimate_period=1800.0, disable=not show_progress) as progress:
+        finished = len(cases) - len(todo)
+        bar = progress.add_task(
+            "urban wind", total=sum(costs[c.split] for c in todo), finished=finished, all=len(cases)
+        )
+        with ThreadPoolExecutor(workers) as pool:
+            futures = {pool.submit(_make_case, out, scratch, preset, seed, case, stop): case for case in todo}
+            try:
+                for future in as_completed(futures):
+                    case = futures[future]
+                    try:
+                        future.result()
+                    except Exception as error:  # one bad case must not cost the others their hours
+                        failed[case.name] = f"{type(error).__name__}: {error}"
+                    finished += case.name not in failed
+                    progress.update(bar, advance=costs[case.split], finished=finished)
+            except BaseException:
+                stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    shutil.rmtree(scratch, ignore_errors=True)
+    if failed:
+        listed = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
+        raise RuntimeError(
+            f"{len(failed)} of {len(cases)} cases could not be made (the others are kept, running the same "
+            f"command again tries these again):\n{listed}"
+        )
+    records = {case.name: json.loads(_record_path(out, case).read_text()) for case in cases}
+    _write_index(out, cases, seed, preset)
+    write_card(out, records, asdict(preset), seed)
+    return out / INDEX_FILE
+
+
+def _record_path(out: Path, case: CaseId) -> Path:
+    return out / "records" / f"{case.name}.json"
+
+
+def _check_same_settings(out: Path, preset: UrbanPreset, seed: int) -> None:
+    """A folder holds one dataset: resuming with other settings would mix two."""
+    path = out / "generation.json"
+    settings = {"seed": seed, **asdict(preset)}
+    if path.exists():
+        begun = json.loads(path.read_text())
+        unsaid = {"max_wind_angle": 0.0, "stream": 0}  # what a folder begun by an earlier version does not say
+        begun = unsaid | begun
+        different = [key for key in settings if begun.get(key) != settings[key]]
+        if different:
+            raise ValueError(
+                f"{out} holds a dataset begun with other settings "
+                f"({', '.join(f'{key} {begun.get(key)} instead of {settings[key]}' for key in different)}); "
+                "choose another folder"
+            )
+    else:
+        atomic_write_text(path, json.dumps(settings, indent=1) + "\n")
+
+
+def _make_case(out: Path, scratch: Path, preset: UrbanPreset, seed: int, case: CaseId, stop: threading.Event) -> None:
+    scale = SPLIT_SCALES[case.split]
+    roughness, wind_angle = draw_air(seed, case, preset)
+    attempts: list[dict[str, Any]] = []
+    for attempt in range(ATTEMPTS):
+        if stop.is_set():
+            return
+        boxes = draw_city(seed, case, attempt, preset)
+        folder = Path(tempfile.mkdtemp(prefix=f"{case.name}-", dir=scratch))
+        try:
+            solution = solve_boxes(
+                boxes,
+                UrbanDomain.square(scale, wind_angle),
+                roughness,
+                preset.cell,
+                preset.ground_cell,
+                preset.settings,
+                folder,
+            )
+        except NotConvergedError as error:
+            attempts.append(_attempt_record(attempt, boxes, error.convergence))
+            continue
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        attempts.append(_attempt_record(attempt, list(solution.boxes), solution.convergence))
+        _write_vtk(out, case.name, solution)
+        record = {
+            "split": case.split,
+            "scale": scale,
+            "z0": roughness,
+            "invlmo": 0.0,
+            "wind_angle": wind_angle,
+            "attempts": attempts,
+        }
+        atomic_write_text(_record_path(out, case), json.dumps(record) + "\n")
+        return
+    reasons = "; ".join(str(entry["reason"]) for entry in attempts)
+    atomic_write_text(out / "records" / f"{case.name}.failed.json", json.dumps(attempts) + "\n")
+    raise RuntimeError(f"none of {ATTEMPTS} random cities converged: {reasons}")
+
+
+def _attempt_record(attempt: int, boxes: list[Any], convergence: Convergence) -> dict[str, Any]:
+    record = {"attempt": attempt, **asdict(convergence), "buildings": [list(box) for box in boxes]}
+    # Four digits are more than a residual is worth, and a tenth of the file.
+    record["residuals"] = {
+        name: [float(f"{value:.4g}") for value in history] for name, history in convergence.residuals.items()
+    }
+    return record
+
+
+def _write_vtk(out: Path, name: str, solution: WindSolution) -> None:
+    write_vtk(out / f"volume_{name}.vtk", solution.volume)
+    for kind in ("buildings", "ground"):
+        surface = solution.boundary[kind].copy()
+        surface.clear_data()
+        write_vtk(out / f"{kind}_{name}.vtk", surface)
+
+
+def _write_index(out: Path, cases: list[CaseId], seed: int, preset: UrbanPreset) -> None:
+    small = [case for case in cases if SPLIT_SCALES[case.split] == 1]
+    large = {case.index: case for case in cases if SPLIT_SCALES[case.split] > 1}
+    air, large_air = ([draw_air(seed, c, preset) for c in some] for some in (small, [large[i] for i in sorted(large)]))
+    index = {
+        "total_size": len(small),
+        **{f"{s}_ids": [case.number for case in small if case.split == s] for s in ("train", "val", "test")},
+        "invlmo": [0.0] * len(small),
+        "z0": [roughness for roughness, _ in air],
+        "ls_z0s": [roughness for roughness, _ in large_air],
+        "node_type_classes": list(NODE_TYPES),
+    }
+    if preset.max_wind_angle:  # not in the published layout, whose wind is along +x
+        index |= {"wind_angle": [angle for _, angle in air], "ls_wind_angles": [angle for _, angle in large_air]}
+    atomic_write_text(out / INDEX_FILE, json.dumps(index, indent=1) + "\n")

@@ -1,0 +1,202 @@
+"""Pictures of the wind: speeds at a height and in a cut along it, of saved predictions and of a user's city."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pyvista as pv
+import trimesh
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from numpy.typing import NDArray
+from scipy.ndimage import distance_transform_edt
+
+from farfield.files import atomic_path
+from farfield.problems.urban_wind.files import UrbanWindFiles
+from farfield.problems.urban_wind.site import Site
+from farfield.report.figures import Drawn
+from farfield.report.saved import Results, SavedRun
+from farfield.style import ERROR_MAP, FIELD_MAP, NAMES
+
+Array = NDArray[np.floating]
+
+PEDESTRIAN_HEIGHT = 2.0  # m
+PICTURED_POINTS = 400  # along a picture's longer side
+BUILDINGS = "0.75"  # grey
+MARGIN = 40.0  # m around the buildings
+PIXELS = 300  # along the longer side, at most
+SMALLEST_PIXEL = 1.0  # m
+
+
+def wind_pictures(files: UrbanWindFiles, split: str, number: int, velocity: NDArray) -> dict[str, NDArray]:
+    """True and predicted wind speed at pedestrian height and in a cut along the wind; NaN inside buildings."""
+    case, volume = files.load(split, number), files.volume(split, number)
+    volume.clear_data()
+    for name, vectors in (("truth", case.fields["velocity"]), ("prediction", velocity)):
+        volume.cell_data[name] = np.linalg.norm(vectors, axis=1)
+    volume = volume.cell_data_to_point_data()
+    x0, x1, y0, y1, z0, z1 = volume.bounds
+    highest_roof = case.obstacles[case.obstacles[..., 2].mean(1).argmax()]
+    through = float(highest_roof[:, 1].mean())
+    pictures: dict[str, NDArray] = {}
+    for kind, plane in (
+        ("map", (x0, x1, y0, y1, PEDESTRIAN_HEIGHT, PEDESTRIAN_HEIGHT)),
+        ("cut", (x0, x1, through, through, z0, z1)),
+    ):
+        pictures[f"{kind}_bounds"] = np.array(plane)
+        pictures |= {f"{kind}_{name}": values for name, values in on_plane(volume, plane).items()}
+    return pictures
+
+
+def on_plane(
+    volume: pv.DataSet, bounds: tuple[float, ...], names: tuple[str, ...] = ("truth", "prediction")
+) -> dict[str, NDArray[np.float32]]:
+    """Point data on a regular grid over a plane along two axes: arrays (n, m), NaN where there is no air."""
+    low, high = np.array(bounds[::2]), np.array(bounds[1::2])
+    counts = np.where(high > low, np.maximum(2, PICTURED_POINTS * (high - low) / (high - low).max()), 1).astype(int)
+    if counts.min() == 1 and bounds[5] > bounds[4]:
+        counts[2] = PICTURED_POINTS // 4  # the air is flat: a cut shows it stretched
+    spacing = np.where(counts > 1, (high - low) / np.maximum(counts - 1, 1), 1.0)
+    inset = 1e-6 * (high - low)  # the outermost points belong to the mesh
+    grid = pv.ImageData(dimensions=counts, spacing=spacing * (1 - 2e-6), origin=low + inset).sample(volume)
+    air = grid["vtkValidPointMask"].astype(bool)
+    shape = tuple(int(n) for n in counts if n > 1)
+    return {name: np.where(air, grid[name], np.nan).astype(np.float32).reshape(shape, order="F") for name in names}
+
+
+def draw_pedestrian_wind(volume_file: Path, picture: Path, title: str) -> None:
+    """Map of the wind speed at 2 m height, from a file of the dataset."""
+    volume = pv.read(volume_file)
+    speed = np.linalg.norm(volume.cell_data["velocity"], axis=1)
+    volume.clear_data()
+    volume.cell_data["speed"] = speed
+    x0, x1, y0, y1, *_ = volume.bounds
+    height = PEDESTRIAN_HEIGHT
+    values = on_plane(volume.cell_data_to_point_data(), (x0, x1, y0, y1, height, height), ("speed",))["speed"]
+    figure = Figure(figsize=(9, 1.1 + 7.2 * (y1 - y0) / (x1 - x0)), layout="constrained")
+    axes = figure.subplots()
+    map_ = draw_plane(axes, values, (x0, x1, y0, y1), FIELD_MAP)
+    axes.set(xlabel="x [m], along the wind", ylabel="y [m]", title=title)
+    figure.colorbar(map_, ax=axes, label=f"wind speed at {height:g} m [m/s]")
+    with atomic_path(picture) as partial:
+        figure.savefig(partial, dpi=110, format="png")
+
+
+@dataclass(frozen=True)
+class PedestrianMap:
+    """A raster over the buildings, row by row."""
+
+    x: Array
+    y: Array
+    in_domain: NDArray[np.bool_]  # near enough to the buildings to be predicted
+    shown: NDArray[np.bool_]  # of these, the points in the air
+    positions: Array  # (N, 3) of the shown points, in the user's coordinates
+
+    @classmethod
+    def over(cls, site: Site) -> PedestrianMap:
+        """The built rectangle with a margin."""
+        corners = site.to_user(np.asarray(site.buildings.vertices))[:, :2]
+        low, high = corners.min(0) - MARGIN, corners.max(0) + MARGIN
+        pixel = max(SMALLEST_PIXEL, float((high - low).max()) / PIXELS)
+        x, y = (np.linspace(a, b, round((b - a) / pixel)) for a, b in zip(low, high, strict=True))
+        every = np.stack([*np.meshgrid(x, y), np.full((len(y), len(x)), PEDESTRIAN_HEIGHT)], axis=-1).reshape(-1, 3)
+        in_wind = site.to_wind(every)
+        in_domain = site.in_domain(in_wind)
+        shown = in_domain & site.in_air(in_wind)
+        return cls(x, y, in_domain, shown, every[shown])
+
+    def draw(self, path: Path, site: Site, velocity: Array, title: str) -> None:
+        """Write a PNG from the velocities (N, 3) at ``positions``."""
+        from matplotlib.collections import LineCollection, PolyCollection
+
+        def plan(corners: Array) -> list[Array]:
+            return list(site.to_user(corners.reshape(-1, 3)).reshape(*corners.shape)[..., :2])
+
+        speed = np.full(len(self.shown), np.nan)
+        speed[self.shown] = np.linalg.norm(velocity, axis=1)
+        raster = (len(self.y), len(self.x))
+        # Pixels on a wall are shown with the wind beside it; the footprint, drawn on top, ends where the wall stands.
+        nearest = distance_transform_edt(~self.shown.reshape(raster), return_distances=False, return_indices=True)
+        filled = np.where(self.in_domain.reshape(raster), speed.reshape(raster)[tuple(nearest)], np.nan)
+        aspect = np.ptp(self.y) / np.ptp(self.x)
+        figure = Figure(figsize=(9, float(np.clip(1.1 + 6.9 * aspect, 3, 14))), layout="constrained")
+        axes = figure.subplots()
+        map_ = axes.pcolormesh(self.x, self.y, filled, cmap=FIELD_MAP, rasterized=True)
+        axes.set(xlim=self.x[[0, -1]], ylim=self.y[[0, -1]], aspect="equal")
+        axes.set(xlabel="x, east [m]", ylabel="y, north [m]")
+        axes.set_title(title, loc="right", pad=20)  # room for the arrow above the map
+        roofs = PolyCollection(plan(np.asarray(site.buildings.triangles)), facecolors="0.85", edgecolors="none")
+        axes.add_collection(roofs)
+        walls = trimesh.intersections.mesh_plane(site.buildings, [0, 0, 1], [0, 0, PEDESTRIAN_HEIGHT])
+        axes.add_collection(LineCollection(plan(walls), colors="0.2", linewidths=0.6))
+        east, north = site.basis[0, :2]
+        arrow: dict[str, Any] = {"angles": "uv", "pivot": "mid", "scale_units": "inches", "scale": 2.6, "width": 0.007}
+        above = 1 + 0.24 / (6.9 * aspect)  # inches over the map's height
+        axes.quiver(0.03, above, east, north, color="crimson", transform=axes.transAxes, clip_on=False, **arrow)
+        figure.colorbar(map_, ax=axes, label=f"wind speed at {PEDESTRIAN_HEIGHT:g} m [m/s]")
+        with atomic_path(path) as partial:
+            figure.savefig(partial, dpi=110, format="png")
+
+
+def pictures(results: Results, scale: str) -> Iterator[Drawn]:
+    """What a report shows of a scale: the first test city."""
+    for kind in ("map", "cut"):
+        if runs := results.pictured(f"s{scale}_{kind}_truth"):
+            yield wind_speeds(results.problem, runs, scale, kind)
+
+
+def wind_speeds(problem: str, runs: dict[str, SavedRun], scale: str, kind: str) -> Drawn:
+    """Wind speed on a plane, ``kind`` "map" (horizontal) or "cut" (along the wind): one row per encoding."""
+    first = next(iter(runs.values())).pictures
+    truth, bounds = first[f"s{scale}_{kind}_truth"], first[f"s{scale}_{kind}_bounds"]
+    x0, x1, y0, y1, z0, z1 = (float(bound) for bound in bounds)
+    box = (x0, x1, y0, y1) if kind == "map" else (x0, x1, z0, z1)
+    height = 4.5 * (y1 - y0) / (x1 - x0) + 0.3 if kind == "map" else 1.5
+    figure = Figure(figsize=(10.2, height * (1 + len(runs)) + 1.1), layout="constrained")
+    panels = figure.subplots(1 + len(runs), 2, sharex=True, sharey=True, squeeze=False)
+    fastest = float(np.nanmax(truth))
+
+    def speed(axes: Axes, values: NDArray, title: str) -> AxesImage:
+        axes.set_title(title, fontsize="medium")
+        return draw_plane(axes, values, box, FIELD_MAP, 0.0, fastest)
+
+    shown = speed(panels[0][0], truth, "CFD")
+    panels[0][1].axis("off")
+    for row, (encoding, run) in zip(panels[1:], runs.items(), strict=True):
+        predicted = run.pictures[f"s{scale}_{kind}_prediction"]
+        speed(row[0], predicted, NAMES[encoding])
+        error = predicted - truth
+        row[1].set_title(f"{NAMES[encoding]}: error, mean {np.nanmean(np.abs(error)):.2f} m/s", fontsize="medium")
+        wrong = draw_plane(row[1], error, box, ERROR_MAP, -fastest / 2, fastest / 2)
+    for row in panels:
+        row[0].set_ylabel("y [m]" if kind == "map" else "z [m]")
+    for axes in panels[-1]:
+        axes.set_xlabel("x [m], along the wind")
+    for image, side, label in ((shown, panels[:, 0], "wind speed [m/s]"), (wrong, panels[:, 1], "error [m/s]")):
+        figure.colorbar(image, ax=side, label=label, location="bottom", shrink=0.7, aspect=40)
+    where = f"at {z0:g} m above the ground" if kind == "map" else f"in the plane y = {y0:.0f} m, through the tallest"
+    where += "" if kind == "map" else " building (heights are stretched)"
+    caption = f"Wind speed {where}, s = {scale}: the first test city, one draw of points. Buildings are grey."
+    return Drawn(f"{problem}-s{scale}-{kind}", caption, figure)
+
+
+def draw_plane(
+    axes: Axes,
+    values: NDArray,
+    box: tuple[float, float, float, float],
+    colours: str,
+    low: float | None = None,
+    high: float | None = None,
+) -> AxesImage:
+    """Values (n, m) on a plane, grey where there is no air; a cut, too flat to be seen as it is, is stretched."""
+    shades = mpl.colormaps[colours].with_extremes(bad=BUILDINGS)
+    flat = box[3] - box[2] < 100
+    return axes.imshow(
+        values.T, origin="lower", extent=box, cmap=shades, vmin=low, vmax=high, aspect="auto" if flat else "equal"
+    )

@@ -1,0 +1,239 @@
+"""A trained AB-SWIFT with its normalisation: a user's buildings in, the wind around them out, in physical units.
+
+Letters: N points.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyvista as pv
+import torch
+import trimesh
+from numpy.typing import ArrayLike, NDArray
+
+from farfield.attention.tiles import build_tiles
+from farfield.models.ab_swift import AbSwift
+from farfield.problems.urban_wind.buildings import read_stl
+from farfield.problems.urban_wind.config import UrbanRun
+from farfield.problems.urban_wind.files import FIELD_WIDTHS, UrbanCase
+from farfield.problems.urban_wind.sampling import PointCounts, UrbanNormalisation, UrbanSample, draw_sample
+from farfield.problems.urban_wind.site import Site
+from farfield.runs.run import Run
+from farfield.runs.weights import Device, chosen_device, load_weights
+
+Fields = dict[str, NDArray[np.float32]]
+Advance = Callable[[float], None]  # hears of every share of a draw that is done
+_CHUNK = 16_384  # queries at a time: memory stays bounded
+
+
+class UrbanPredictor:
+    """The wind around buildings, at any points.
+
+        predictor = farfield.load("urban-wind-laape")
+        wind = predictor.predict("city.stl", roughness=0.3, wind_direction=250)
+        wind["velocity"]                       # (cells, 3) in m/s, along the axes of the STL
+        wind.save("flow.vtu")                  # a pyvista dataset
+
+    Args:
+        model: the network.
+        normalisation: of the data that it was trained on.
+        counts: points that stood for a training city.
+        encoding: its name, for display.
+    """
+
+    def __init__(self, model: AbSwift, normalisation: UrbanNormalisation, counts: PointCounts, encoding: str = ""):
+        self.model = model.eval().requires_grad_(False)
+        self.normalisation = normalisation
+        self.counts = replace(counts, queries=0)
+        self.encoding = encoding
+        self.problem = "urban-wind"
+        self.device = next(model.parameters()).device
+
+    @classmethod
+    def load(cls, run: Run, device: Device = None) -> UrbanPredictor:
+        """The best weights of a run; on CUDA where there is one, unless a device is given."""
+        config = UrbanRun.parse(run.settings(), str(run.config_path))
+        model = config.build()
+        load_weights(run.best_path, model)
+        normalisation = UrbanNormalisation.from_dict(run.dataset()["normalisation"])
+        counts = PointCounts(**config.points.model_dump())
+        return cls(model.to(chosen_device(device)), normalisation, counts, config.encoding.name)
+
+    def __repr__(self) -> str:
+        return f"UrbanPredictor({self.encoding}: {', '.join(self.fields)} of the wind around buildings)"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What it predicts."""
+        return self.normalisation.fields
+
+    def wanted(self, fields: Sequence[str] | None = None) -> Sequence[str]:
+        """These fields, or all that there are."""
+        unknown = [name for name in fields or () if name not in self.fields]
+        if unknown:
+            raise ValueError(f"the model does not predict {', '.join(unknown)}; it has {', '.join(self.fields)}")
+        return fields or self.fields
+
+    def predict(
+        self,
+        buildings: trimesh.Trimesh | str | Path,
+        *,
+        roughness: float,
+        wind_direction: float = 270.0,
+        inverse_length: float = 0.0,
+        points: ArrayLike | pv.DataSet | None = None,
+        spacing: float | None = None,
+        fields: Sequence[str] | None = None,
+        seed: int = 0,
+        draws: int = 1,
+    ) -> pv.DataSet:
+        """The wind, as a mesh made around the buildings or as what was given in ``points``, with the fields on it.
+
+        Args:
+            buildings: closed surfaces in metres, x east, y north, z = 0 the ground; or an STL file of them.
+            roughness: z0 of the ground, m.
+            wind_direction: where the wind comes from, degrees clockwise from north; 270 is along +x.
+            inverse_length: 1/L, 1/m: 0 neutral, positive stable, negative unstable air.
+            points: (N, 3), or a mesh, in the buildings' coordinates (see :class:`Target`).
+            spacing: cell size of the mesh that is made otherwise, m; the training data's unless given.
+            fields: of :attr:`fields`; all unless given.
+            seed: decides which points stand for surfaces and air.
+            draws: predictions with so many draws of these points are averaged.
+        """
+        site = self.site(buildings, roughness=roughness, wind_direction=wind_direction, inverse_length=inverse_length)
+        target = Target.of(site, points, spacing)
+        return target.filled(self.at(site, target.positions, fields=fields, seed=seed, draws=draws))
+
+    def site(
+        self,
+        buildings: trimesh.Trimesh | str | Path,
+        *,
+        roughness: float,
+        wind_direction: float = 270.0,
+        inverse_length: float = 0.0,
+    ) -> Site:
+        """The city as the network wants it; warns of what is unlike the training data. ``site.mesh()`` makes cells."""
+        if not isinstance(buildings, trimesh.Trimesh):
+            buildings = read_stl(buildings)
+        site = Site.facing(buildings, wind_direction, roughness, inverse_length, self.normalisation)
+        for surprise in site.surprises(self.normalisation):
+            warnings.warn(f"outside the training data, expect larger errors: {surprise}", stacklevel=2)
+        return site
+
+    def at(
+        self,
+        site: Site,
+        points: ArrayLike,
+        *,
+        fields: Sequence[str] | None = None,
+        seed: int = 0,
+        draws: int = 1,
+        advance: Advance = lambda share: None,
+    ) -> Fields:
+        """The wind at points (N, 3) of a site; NaN inside buildings and below the ground, with a warning."""
+        wanted = self.wanted(fields)
+        if draws < 1:
+            raise ValueError(f"at least one draw is needed, got {draws}")
+        where = site.to_wind(_points(points))
+        in_air = site.in_air(where)
+        if not in_air.all():
+            missing = f"{len(where) - in_air.sum()} of {len(where)} points lie inside buildings or below the ground"
+            warnings.warn(f"{missing}: there is no wind there, and the fields are NaN", stacklevel=2)
+        outside = int((in_air & ~site.in_domain(where)).sum())
+        if outside:
+            extent = " x ".join(f"{high - low:.0f}" for low, high in site.domain.bounds)
+            warnings.warn(
+                f"{outside} of {len(where)} points lie outside the {extent} m of air around the buildings: the wind "
+                "there is extrapolated",
+                stacklevel=2,
+            )
+        air = where[in_air]
+        total = np.zeros((len(air), len(self.normalisation.channels)))
+        for draw in range(draws):
+            rng = np.random.default_rng([seed, draw])
+            total += self.from_case(site.case, air, rng, advance)
+        columns = self.columns(total / draws)
+        if "velocity" in columns:
+            columns["velocity"] = site.turn_back(columns["velocity"])
+        fields_everywhere = {}
+        for name in wanted:
+            fields_everywhere[name] = np.full((len(where), *columns[name].shape[1:]), np.nan, dtype=np.float32)
+            fields_everywhere[name][in_air] = columns[name]
+        return fields_everywhere
+
+    @torch.no_grad()
+    def from_case(
+        self, case: UrbanCase, points: NDArray, rng: np.random.Generator, advance: Advance = lambda share: None
+    ) -> NDArray[np.float32]:
+        """One draw of surfaces and anchors, then all channels (N, F) at points (N, 3); all in wind axes."""
+        sample = UrbanSample.stack([draw_sample(case, self.normalisation, self.counts, rng)]).to(self.device)
+        city: dict[str, Any] = sample.city()
+        encoded = self.model.encode(**city)
+        queries = self.normalisation.encode_positions(torch.from_numpy(np.asarray(points, dtype=float)))
+        out = torch.empty(len(queries), len(self.normalisation.channels))
+        if len(queries) == 0:
+            return out.numpy()
+        # The leaves of a kd-tree: queries that are near one another share the keys that they read.
+        order = build_tiles(queries, (_CHUNK,), torch.ones(3, dtype=torch.float64))[0][0].order
+        for chunk in order.split(_CHUNK):
+            predicted = self.model.decode(encoded, queries[chunk].float()[None].to(self.device), _CHUNK)
+            out[chunk] = self.normalisation.decode_targets(predicted[0].float()).cpu()
+            advance(len(chunk) / len(order))
+        return out.numpy()
+
+    def columns(self, channels: NDArray) -> dict[str, NDArray]:
+        """Channels (N, F) by field: (N, 3) for the velocity, (N,) for the rest."""
+        ends = np.cumsum([FIELD_WIDTHS[name] for name in self.fields])
+        parts = np.split(channels, ends[:-1], axis=1)
+        return {name: part[:, 0] if part.shape[1] == 1 else part for name, part in zip(self.fields, parts, strict=True)}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the wind is wanted: the cells of a volume mesh, else the points of whatever was given."""
+
+    dataset: pv.DataSet
+    by_cell: bool
+
+    @classmethod
+    def of(cls, site: Site, points: ArrayLike | pv.DataSet | None = None, spacing: float | None = None) -> Target:
+        """From points (N, 3), from a mesh, or made around the buildings."""
+        if points is not None and spacing is not None:
+            raise ValueError("the spacing is of a mesh that is made here: give it, or points, not both")
+        if points is None:
+            return cls(site.mesh(spacing), by_cell=True)
+        if not isinstance(points, pv.DataSet):
+            return cls(pv.PolyData(_points(points)), by_cell=False)
+        _points(points.points)
+        grid = points.cast_to_unstructured_grid()
+        one_of_each = np.unique(grid.celltypes, return_index=True)[1]
+        dimensions = {grid.get_cell(int(i)).dimension for i in one_of_each}
+        return cls(points, by_cell=dimensions == {3})
+
+    @property
+    def positions(self) -> NDArray[np.float64]:
+        """(N, 3), in the user's coordinates."""
+        return np.asarray((self.dataset.cell_centers() if self.by_cell else self.dataset).points, dtype=np.float64)
+
+    def filled(self, fields: Fields) -> pv.DataSet:
+        """A copy with these fields (and what the dataset held before)."""
+        out = self.dataset.copy()
+        data = out.cell_data if self.by_cell else out.point_data
+        for name, values in fields.items():
+            data[name] = values
+        return out
+
+
+def _points(points: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(points, dtype=np.float64)
+    if array.ndim != 2 or array.shape[1] != 3 or len(array) == 0:
+        raise ValueError(f"points must have the shape (points, 3): x, y, z in metres; got {array.shape}")
+    if not np.isfinite(array).all():
+        raise ValueError("points must be finite, they hold NaN or infinity")
+    return array

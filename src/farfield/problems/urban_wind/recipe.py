@@ -1,0 +1,194 @@
+"""Urban wind, as runs of AB-SWIFT; what is special about it as a problem.
+
+``paper`` is the published set-up, for a GPU; ``cpu`` the best that one core trains in about an hour a run; ``quick``
+shows that everything works.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from farfield.evaluation.evaluate import Amount, Subject
+from farfield.models.config import EncodingName
+from farfield.problems.paper import PAPER_TRAINING
+from farfield.problems.problem import Preset, Problem, require
+from farfield.problems.urban_wind.config import UrbanRun
+from farfield.problems.urban_wind.shown import SHOWN
+from farfield.runs.config import RunConfig
+from farfield.runs.run import Run
+from farfield.runs.weights import Device
+
+if TYPE_CHECKING:
+    from farfield.problems.urban_wind.prediction import UrbanPredictor
+    from farfield.training.loop import Task
+
+
+def paper(encoding: EncodingName, dataset: str, seed: int = 0) -> UrbanRun:
+    """The paper's AB-SWIFT (table "AB-SWIFT hyperparameters")."""
+    return UrbanRun.parse(
+        {
+            "dataset": dataset,
+            "seed": seed,
+            "encoding": {"name": encoding},
+            "model": {
+                "width": 192,
+                "heads": 3,
+                "expansion": 4,
+                "processor_depth": 3,
+                "decoder_depth": 4,
+                "obstacle_radius": 1.0,
+                "terrain_radius": 5.0,
+            },
+            "points": {
+                "obstacles": 4096,
+                "terrain": 4096,
+                "obstacle_supernodes": 1024,
+                "terrain_supernodes": 1024,
+                "anchors": 8192,
+            },
+            "training": {**PAPER_TRAINING, "batch_size": 1, "epochs": 500},
+        }
+    )
+
+
+def cpu(encoding: EncodingName, dataset: str, seed: int = 0) -> UrbanRun:
+    """AB-SWIFT on one core in an hour: narrower, with an eighth of the points.
+
+    So few points lie metres apart, hence the larger pooling radii: with the paper's, a supernode would know itself
+    alone. Wavelengths below the distance of two anchors would alias; without them the loss falls faster. Queries read
+    from few anchors and count in the loss, which shows the network more of the air per step; mirror images double the
+    cities.
+    """
+    return paper(encoding, dataset, seed).changed(
+        {
+            "encoding.rotary.min_wavelength": 60.0,
+            "encoding.rotary.max_wavelength": 2000.0,
+            "model.width": 96,
+            "model.obstacle_radius": 4.0,
+            "model.terrain_radius": 12.0,
+            "model.max_neighbours": 16,
+            "points.obstacles": 2048,
+            "points.terrain": 1024,
+            "points.obstacle_supernodes": 384,
+            "points.terrain_supernodes": 128,
+            "points.anchors": 1024,
+            "points.queries": 1024,
+            "mirrored": True,
+            "training.optimiser": "adamw",
+            "training.learning_rate": 1e-3,
+            "training.final_learning_rate": 1e-5,
+            "training.gradient_clip": 1.0,
+            "training.precision": "float32",
+            "training.steps": 3000,
+            "training.validate_every": 500,
+            "training.checkpoint_every": 100,
+        }
+    )
+
+
+def quick(encoding: EncodingName, dataset: str, seed: int = 0) -> UrbanRun:
+    """Urban wind in minutes: too short, and with too few cities, to be accurate."""
+    return cpu(encoding, dataset, seed).changed(
+        {
+            "model.width": 48,
+            "points.anchors": 512,
+            "points.queries": 512,
+            "training.steps": 300,
+            "training.validate_every": 100,
+        }
+    )
+
+
+class UrbanGeneration:
+    """Random cities, solved by OpenFOAM; the published data is as good."""
+
+    default_preset = "quick"
+
+    def configure(self, preset: str, seed: int = 0, scales: str | None = None, changes: Any = ()) -> Any:
+        from farfield.problems.urban_wind.generation import PRESETS
+
+        if scales or changes:
+            raise ValueError("the cities of urban-wind are as published: --scales and --set have no effect on them")
+        if preset not in PRESETS:
+            raise ValueError(f"unknown preset {preset!r}; expected one of {', '.join(PRESETS)}")
+        return PRESETS[preset], seed
+
+    def make(self, settings: Any, out: str | Path, workers: int | None = None, console: Any = None) -> str:
+        from farfield.problems.urban_wind.generation import generate_urban_wind
+
+        preset, seed = settings
+        shown = console is None or console.is_terminal
+        index = generate_urban_wind(out, preset, workers or os.cpu_count() or 1, seed, show_progress=shown)
+        return f"wrote {index} and {index.with_name('README.md')}"
+
+    def is_whole(self, out: str | Path) -> bool:
+        """The index is written last, so all is there: OpenFOAM is not needed, and the data may be the published one."""
+        from farfield.problems.urban_wind.files import INDEX_FILE
+
+        return (Path(out) / INDEX_FILE).exists()
+
+
+@dataclass(frozen=True)
+class UrbanWind(Problem):
+    """Buildings -> the steady wind around them."""
+
+    run_type: ClassVar[type[RunConfig]] = UrbanRun
+
+    def task(self, config: UrbanRun) -> Task:
+        from farfield.problems.urban_wind.training import urban_task
+
+        return urban_task(config)
+
+    def predictor(self, run: Run, device: Device = None) -> UrbanPredictor:
+        from farfield.problems.urban_wind.prediction import UrbanPredictor
+
+        return UrbanPredictor.load(run, device)
+
+    def subject(self, run: Run, data: str | Path | None = None, device: Device = None) -> Subject:
+        from farfield.problems.urban_wind.scoring import UrbanSubject
+
+        return UrbanSubject(run, data or run.settings()["dataset"], device)
+
+    def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
+        known = (
+            "roughness",
+            "wind_direction",
+            "inverse_length",
+            "unit",
+            "points",
+            "spacing",
+            "fields",
+            "seed",
+            "draws",
+        )
+        require(run, options, "buildings", "an STL", known)
+        if not {"roughness", "wind_direction"} <= options.keys():
+            raise ValueError("--buildings needs --roughness (z0 in metres) and --wind-direction (degrees)")
+        from farfield.problems.urban_wind.city_files import predict_city
+
+        given = dict(options)
+        written = predict_city(self.predictor(run, device), given.pop("buildings"), out, **given)
+        return f"wrote {' and '.join(map(str, written))}"
+
+
+SCALES = ("1", "2", "5")
+PROBLEM = UrbanWind(
+    name="urban-wind",
+    shown=SHOWN,
+    generation=UrbanGeneration(),
+    presets={
+        "quick": Preset(quick, minutes=4, scales=SCALES, amounts=dict.fromkeys(SCALES, Amount(draws=1))),
+        "cpu": Preset(
+            cpu,
+            minutes=120,
+            scales=SCALES,
+            # The paper's ten draws, of the largest cities three; each predicts a random share of the cells.
+            amounts={"1": Amount(cells=2048), "2": Amount(cells=4096), "5": Amount(draws=3, cells=8192)},
+        ),
+        "paper": Preset(paper, minutes=60 * 24 * 60, scales=SCALES),  # on two cores; it wants a GPU
+    },
+)

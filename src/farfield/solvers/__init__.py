@@ -1,1 +1,0 @@
-"""The physics: shallow water, Gray-Scott, urban wind (OpenFOAM), each usable on its own."""

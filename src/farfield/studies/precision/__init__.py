@@ -1,0 +1,1 @@
+"""Where low precision breaks the encodings as published, and that it does not in local coordinates."""
