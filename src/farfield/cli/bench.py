@@ -93,11 +93,10 @@ def bench_inference(
 
     Example: `farfield bench inference --model urban-wind-laape --data data/urban-wind --json benchmarks/inference.json`
     """
+    from farfield.api import load
     from farfield.bench.inference import benchmark_inference, markdown
-    from farfield.problems.urban_wind.prediction import UrbanPredictor
-    from farfield.runs.run import Run
 
-    predictor = UrbanPredictor.load(Run.find(model), "cpu")  # one core, as OpenFOAM
+    predictor = load(model, device="cpu")  # one core, as OpenFOAM
     results = benchmark_inference(predictor, data, cases=cases, repeats=repeats, solve=solve, say=console.print)
     _keep(results, markdown, json_file)
 

@@ -65,7 +65,7 @@ def city() -> City:
 @torch.no_grad()
 def volume(model: ColumnNetwork, cells: torch.Tensor, city: City, **options: object) -> torch.Tensor:
     air = torch.ones(cells.shape[-2:]) if cells.shape[-2:] != city.air().shape else city.air()
-    flat = model(cells[None], air[None], city.profile()[None], **options)[0]
+    flat = model.volume(cells[None], air[None], city.profile()[None], **options)[0]
     return flat.view(*cells.shape[-2:], LEVEL_COUNT, -1)
 
 
@@ -107,8 +107,8 @@ def test_any_extent_is_taken(city: City) -> None:
 def test_gradients_reach_every_weight(city: City) -> None:
     model = network(local()).train()
     query = city.query(np.array([[0.0, 0.0, 45.0], [20.0, 10.0, 2.0]], dtype=np.float32))
-    flat = model(city.cells()[None], city.air()[None], city.profile()[None])[0]
-    model.query(flat, query.cells, query.weights, query.features)[0].square().sum().backward()
+    out, _ = model(city.cells(), city.air(), city.profile(), query.cells, query.weights, query.features)
+    out.square().sum().backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() and p.grad.any() for p in model.parameters())
 
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farfield.problems.urban_wind.buildings import SIDE_MARGIN, UrbanDomain
+from farfield.problems.urban_wind.buildings import SIDE_MARGIN
 from farfield.problems.urban_wind.files import UrbanCase
 from farfield.problems.urban_wind.inflow_profiles import inflow_profile
 from farfield.problems.urban_wind.lattice import LEVELS, Lattice
@@ -89,8 +89,7 @@ class City:
     @classmethod
     def around(cls, case: UrbanCase, phase: tuple[float, float] = (0.0, 0.0)) -> City:
         """The city of a simulation, in the air that was simulated."""
-        domain = UrbanDomain.square(case.scale, case.wind_angle)
-        return cls.of(Lattice.around(case.obstacles, domain, phase), case.roughness)
+        return cls.of(Lattice.around(case.obstacles, case.box, phase), case.roughness)
 
     def profile(self) -> Tensor:
         """(p,): the inflow at the levels, and ln z0."""

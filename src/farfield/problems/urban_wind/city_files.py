@@ -18,14 +18,14 @@ from farfield.files import atomic_path
 from farfield.problems.urban_wind.buildings import read_stl
 from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED
 from farfield.problems.urban_wind.pictures import PedestrianMap
-from farfield.problems.urban_wind.prediction import Fields, Target, UrbanPredictor
+from farfield.problems.urban_wind.prediction import Fields, Target, WindPredictor
 
 OUTPUTS = (".vtu", ".vtk", ".vtp", ".npz")
 MESHES = (".vtu", ".vtk", ".vtp")
 
 
 def predict_city(
-    predictor: UrbanPredictor,
+    predictor: WindPredictor,
     buildings: str | Path,
     out: str | Path,
     *,
@@ -42,7 +42,7 @@ def predict_city(
 ) -> list[Path]:
     """Write the wind around an STL to ``out``, and a picture of it at 2 m height beside it; returns what was written.
 
-    The options are those of :meth:`UrbanPredictor.predict`; ``unit`` is the STL's. What can be wrong is found before
+    The options are those of :meth:`WindPredictor.predict`; ``unit`` is the STL's. What can be wrong is found before
     the network runs, and whatever goes wrong, no file is left half-written.
     """
     out, picture = Path(out), Path(out).with_suffix(".png")

@@ -152,7 +152,20 @@ class ColumnNetwork(nn.Module):
         for weight in (self.skip.weight, self.to_columns.weight, self.to_levels.weight, self.to_tokens.weight):
             nn.init.normal_(weight, std=1 / math.sqrt(weight[0].numel()))
 
-    def forward(self, cells: Tensor, air: Tensor, profile: Tensor, phase: tuple[int, int] = (0, 0)) -> Tensor:
+    def forward(
+        self,
+        cells: Tensor,
+        air: Tensor,
+        profile: Tensor,
+        index: Tensor,
+        weight: Tensor,
+        points: Tensor,
+        phase: tuple[int, int] = (0, 0),
+    ) -> tuple[Tensor, Tensor]:
+        """One city, as :meth:`volume` takes it but without a batch, and points, as :meth:`query` takes them."""
+        return self.query(self.volume(cells[None], air[None], profile[None], phase)[0], index, weight, points)
+
+    def volume(self, cells: Tensor, air: Tensor, profile: Tensor, phase: tuple[int, int] = (0, 0)) -> Tensor:
         """Inputs of the cells (B, C, Z, Y, X), columns in the air (B, Y, X), inflow (B, p) -> (B, Y X Z, features).
 
         ``phase`` begins the tokens so many columns (across, along) before the lattice.
@@ -180,10 +193,11 @@ class ColumnNetwork(nn.Module):
     def query(self, volume: Tensor, index: Tensor, weight: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
         """One city's features (Y X Z, f), the cells around each point (N, 8) and their weights, and what is known of
         the points themselves (N, p) -> corrections (N, F), and the inputs interpolated to the points (N, C)."""
-        read = functional.embedding_bag(index, volume, per_sample_weights=weight, mode="sum")
-        local = read[:, -self.channels :]
-        read = torch.cat([read, points], dim=-1)
-        return self.from_hidden(functional.gelu(self.hidden(read))) + self.direct(read), local
+        with torch.autocast(volume.device.type, enabled=False):  # the last layers: rounding would be seen
+            read = functional.embedding_bag(index, volume, per_sample_weights=weight, mode="sum")
+            local = read[:, -self.channels :]
+            read = torch.cat([read, points], dim=-1)
+            return self.from_hidden(functional.gelu(self.hidden(read))) + self.direct(read), local
 
     def _positions(self, rows: int, columns: int, device: torch.device) -> Tensor:
         """Positions (rows columns, 2) of the tokens along and across the wind, m."""

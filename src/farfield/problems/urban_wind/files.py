@@ -74,6 +74,7 @@ class UrbanCase:
     obstacles: Array  # (T, 3, 3) triangles of walls and roofs
     terrain: Array  # (T, 3, 3) triangles of the ground
     wind_angle: float = 0.0  # degrees by which the wind was turned, anticlockwise from the x axis of the files
+    domain: UrbanDomain | None = None  # the box of air; None for that of a random city
 
     @classmethod
     def around(
@@ -107,6 +108,7 @@ class UrbanCase:
             fields={},
             obstacles=walls_and_roofs(buildings).astype(np.float32),
             terrain=np.concatenate([np.stack([a, b, c], axis=1), np.stack([a, c, d], axis=1)]).astype(np.float32),
+            domain=domain,
         )
 
     def in_wind_axes(self, wind_angle: float) -> UrbanCase:
@@ -123,6 +125,11 @@ class UrbanCase:
             terrain=self.terrain @ turn.T,
             wind_angle=wind_angle,
         )
+
+    @property
+    def box(self) -> UrbanDomain:
+        """The box of air, along the axes of the files."""
+        return self.domain or UrbanDomain.square(self.scale, self.wind_angle)
 
     @cached_property
     def in_square(self) -> NDArray[np.bool_]:
@@ -182,6 +189,10 @@ class UrbanWindFiles:
             return [int(number) for number in self.index[f"{split}_ids"]]
         roughnesses = self.index.get("ls_z0s", [])
         return [i for i in range(len(roughnesses)) if (self.folder / f"volume_{split}_{i}.vtk").exists()]
+
+    def neutral_ids(self, split: str) -> list[int]:
+        """The ids of the cases in neutral air."""
+        return [number for number in self.ids(split) if self.conditions(split, number)[1] == 0]
 
     def conditions(self, split: str, number: int) -> tuple[float, float]:
         """z0 (m) and 1/L (1/m) of a case. The large cities of both scales share `ls_z0s` and are neutral."""

@@ -1,4 +1,4 @@
-"""A trained AB-SWIFT with its normalisation: a user's buildings in, the wind around them out, in physical units.
+"""A trained network with its normalisation: a user's buildings in, the wind around them out, in physical units.
 
 Letters: N points.
 """
@@ -6,6 +6,7 @@ Letters: N points.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pyvista as pv
 import torch
 import trimesh
 from numpy.typing import ArrayLike, NDArray
+from torch import nn
 
 from farfield.attention.tiles import build_tiles
 from farfield.models.ab_swift import AbSwift
@@ -32,7 +34,7 @@ Advance = Callable[[float], None]  # hears of every share of a draw that is done
 _CHUNK = 16_384  # queries at a time: memory stays bounded
 
 
-class UrbanPredictor:
+class WindPredictor(ABC):
     """The wind around buildings, at any points.
 
         predictor = farfield.load("urban-wind-laape")
@@ -41,32 +43,28 @@ class UrbanPredictor:
         wind.save("flow.vtu")                  # a pyvista dataset
 
     Args:
-        model: the network.
-        normalisation: of the data that it was trained on.
-        counts: points that stood for a training city.
+        normalisation: of the data that the network was trained on.
         encoding: its name, for display.
+        problem: of the run.
+        device: where the network is.
     """
 
-    def __init__(self, model: AbSwift, normalisation: UrbanNormalisation, counts: PointCounts, encoding: str = ""):
-        self.model = model.eval().requires_grad_(False)
-        self.normalisation = normalisation
-        self.counts = replace(counts, queries=0)
-        self.encoding = encoding
-        self.problem = "urban-wind"
-        self.device = next(model.parameters()).device
+    model: nn.Module
 
-    @classmethod
-    def load(cls, run: Run, device: Device = None) -> UrbanPredictor:
-        """The best weights of a run; on CUDA where there is one, unless a device is given."""
-        config = UrbanRun.parse(run.settings(), str(run.config_path))
-        model = config.build()
-        load_weights(run.best_path, model)
-        normalisation = UrbanNormalisation.from_dict(run.dataset()["normalisation"])
-        counts = PointCounts(**config.points.model_dump())
-        return cls(model.to(chosen_device(device)), normalisation, counts, config.encoding.name)
+    def __init__(self, normalisation: UrbanNormalisation, encoding: str, problem: str, device: torch.device):
+        self.normalisation = normalisation
+        self.encoding = encoding
+        self.problem = problem
+        self.device = device
 
     def __repr__(self) -> str:
-        return f"UrbanPredictor({self.encoding}: {', '.join(self.fields)} of the wind around buildings)"
+        return f"{type(self).__name__}({self.encoding}: {', '.join(self.fields)} of the wind around buildings)"
+
+    @abstractmethod
+    def from_case(
+        self, case: UrbanCase, points: NDArray, rng: np.random.Generator, advance: Advance = lambda share: None
+    ) -> NDArray[np.float32]:
+        """All channels (N, F) at points (N, 3), in wind axes; where points stand for the city, ``rng`` draws them."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -167,6 +165,33 @@ class UrbanPredictor:
             fields_everywhere[name][in_air] = columns[name]
         return fields_everywhere
 
+    def columns(self, channels: NDArray) -> dict[str, NDArray]:
+        """Channels (N, F) by field: (N, 3) for the velocity, (N,) for the rest."""
+        ends = np.cumsum([FIELD_WIDTHS[name] for name in self.fields])
+        parts = np.split(channels, ends[:-1], axis=1)
+        return {name: part[:, 0] if part.shape[1] == 1 else part for name, part in zip(self.fields, parts, strict=True)}
+
+
+class UrbanPredictor(WindPredictor):
+    """The wind by AB-SWIFT; ``counts`` is how many points stood for a training city."""
+
+    model: AbSwift
+
+    def __init__(self, model: AbSwift, normalisation: UrbanNormalisation, counts: PointCounts, encoding: str = ""):
+        super().__init__(normalisation, encoding, "urban-wind", next(model.parameters()).device)
+        self.model = model.eval().requires_grad_(False)
+        self.counts = replace(counts, queries=0)
+
+    @classmethod
+    def load(cls, run: Run, device: Device = None) -> UrbanPredictor:
+        """The best weights of a run; on CUDA where there is one, unless a device is given."""
+        config = UrbanRun.parse(run.settings(), str(run.config_path))
+        model = config.build()
+        load_weights(run.best_path, model)
+        normalisation = UrbanNormalisation.from_dict(run.dataset()["normalisation"])
+        counts = PointCounts(**config.points.model_dump())
+        return cls(model.to(chosen_device(device)), normalisation, counts, config.encoding.name)
+
     @torch.no_grad()
     def from_case(
         self, case: UrbanCase, points: NDArray, rng: np.random.Generator, advance: Advance = lambda share: None
@@ -186,12 +211,6 @@ class UrbanPredictor:
             out[chunk] = self.normalisation.decode_targets(predicted[0].float()).cpu()
             advance(len(chunk) / len(order))
         return out.numpy()
-
-    def columns(self, channels: NDArray) -> dict[str, NDArray]:
-        """Channels (N, F) by field: (N, 3) for the velocity, (N,) for the rest."""
-        ends = np.cumsum([FIELD_WIDTHS[name] for name in self.fields])
-        parts = np.split(channels, ends[:-1], axis=1)
-        return {name: part[:, 0] if part.shape[1] == 1 else part for name, part in zip(self.fields, parts, strict=True)}
 
 
 @dataclass(frozen=True)
