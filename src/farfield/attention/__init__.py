@@ -1,22 +1,28 @@
 """Attention that is translation-equivariant (RoPE) and explicitly local (LASPE, LAAPE)."""
 
+from farfield.attention.checks import shared_positions
 from farfield.attention.decay_lengths import DecayLengths, propose_decay_lengths
-from farfield.attention.functional import explain_backend, local_attention
+from farfield.attention.dense import AllPairs
+from farfield.attention.functional import explain_backend, local_attention, plan_attention
 from farfield.attention.locality import LAAPE, LASPE, ALiBi, Encoding, FlashBias, RoPE, Window
-from farfield.attention.plan import AttentionPlan, plan_attention
+from farfield.attention.plan import AttentionPlan
+from farfield.attention.rotary import Rotary
 
 __all__ = [
     "LAAPE",
     "LASPE",
     "ALiBi",
+    "AllPairs",
     "AttentionPlan",
     "DecayLengths",
     "Encoding",
     "FlashBias",
     "RoPE",
+    "Rotary",
     "Window",
     "explain_backend",
     "local_attention",
     "plan_attention",
     "propose_decay_lengths",
+    "shared_positions",
 ]

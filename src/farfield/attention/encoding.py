@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+
+from farfield.attention.rotary import Rotary
 
 Lengths = float | Sequence[float] | Sequence[Sequence[float]] | Tensor
 
@@ -19,12 +22,28 @@ class Encoding(nn.Module):
     """
 
     decomposes = True
+    local = True  # whether far keys weigh nothing
     basis: Tensor | None
 
-    def __init__(self, rotary: Encoding | None = None, basis: Tensor | Sequence[Sequence[float]] | None = None):
+    def __init__(self, rotary: Rotary | None = None, basis: Tensor | Sequence[Sequence[float]] | None = None):
         super().__init__()
         self.rotary = rotary
         self.register_buffer("basis", None if basis is None else _checked_basis(basis))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        basis = self.basis
+        super()._apply(fn, recurse)
+        if basis is not None:  # a basis in half precision would not be orthonormal
+            self.basis = _never_half(lambda _: self.basis, basis)
+        return self
+
+    def extra_repr(self) -> str:
+        basis = [] if self.basis is None else [f"basis={self.basis.tolist()}"]
+        return ", ".join([*self._numbers(), *basis, f"rotary={self.rotary}"])
+
+    def _numbers(self) -> list[str]:
+        """The plain numbers that define the encoding, for ``repr``."""
+        return [f"{name}={value:g}" for name, value in vars(self).items() if type(value) is float]
 
     # --- the potential -------------------------------------------------------------------------------------------
     def potential(self, delta: Tensor) -> Tensor:
@@ -89,8 +108,11 @@ class Encoding(nn.Module):
         """The number of axes that the parameters are made for, None where they serve any number."""
         return None if self.basis is None else self.basis.shape[0]
 
-    def dense_range(self, dtype: torch.dtype) -> Tensor | None:
-        """The widest domain per axis on which the channels' product is finite and accurate, None for no limit."""
+    def channel_range(self, dtype: torch.dtype, error: float) -> Tensor | None:
+        """The widest domain per axis on which the channels' product is finite and exact to ``error``, None: any.
+
+        It holds for keys that count, those with a small Phi. ``weight`` times Phi is off by ``weight`` times as much.
+        """
         return None
 
     def head_groups(self) -> list[list[int]] | None:
@@ -105,10 +127,22 @@ class Encoding(nn.Module):
         """Whether decay lengths change in training, below their maximum."""
         return False
 
-    def signature(self) -> tuple:
-        """What the set of keys in reach depends on; equal signatures may share a plan."""
-        basis = None if self.basis is None else tuple(self.basis.flatten().tolist())
-        return (type(self).__name__, basis)
+    def identity(self) -> tuple:
+        """What the set of keys in reach depends on; encodings of equal identity may share a plan.
+
+        Everything that defines the encoding, found by itself, so that a new one cannot forget a part: the plain numbers
+        and the buffers of all its modules. Parameters are left out: they only learn within their bounds.
+        """
+        parts: list[tuple] = [(type(self).__name__,)]
+        for name, module in self.named_modules():
+            numbers = {key: value for key, value in vars(module).items() if isinstance(value, bool | int | float)}
+            numbers.pop("training")
+            parts += [(name, key, value) for key, value in sorted(numbers.items())]
+            parts += [
+                (name, key, tuple(value.shape), tuple(value.detach().double().flatten().tolist()))
+                for key, value in module.named_buffers(recurse=False)
+            ]
+        return tuple(parts)
 
 
 class LengthParameter(nn.Module):
@@ -144,6 +178,18 @@ class LengthParameter(nn.Module):
         if value.ndim == 2:
             value = (value if self.chosen is None else value[self.chosen])[:, None, None, :]
         return value.to(like)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        return super()._apply(lambda t: _never_half(fn, t), recurse)
+
+    def extra_repr(self) -> str:
+        value = self(torch.zeros(())).detach()
+        shown = value[:, 0, 0] if value.ndim == 4 else value
+        rounded = [
+            [round(x, 4) for x in row] for row in shown.reshape(-1, shown.shape[-1] if shown.ndim else 1).tolist()
+        ]
+        text: Any = rounded if shown.ndim == 2 else rounded[0] if shown.ndim else rounded[0][0]
+        return f"{text}, learned below {self.maximum.tolist()}" if self.learned else f"{text}"
 
     def select(self, heads: Sequence[int] | None, widest: bool) -> LengthParameter:
         """A view of some heads' lengths, or of their bounds; it shares the parameter with this one."""
@@ -197,14 +243,18 @@ class LocalEncoding(Encoding):
     def learns_lengths(self) -> bool:
         return any(m.learned for m in self.lengths())
 
-    def signature(self) -> tuple:
-        lengths = tuple((m.learned, *m.maximum.shape, *m.maximum.flatten().tolist()) for m in self.lengths())
-        return (*super().signature(), *lengths)
-
     @staticmethod
     def _per_head(positions: Tensor, lengths: Tensor) -> Tensor:
         # (B, N, P) gains a head axis if the lengths have one: (B, 1, N, P) against (H, 1, P)
         return positions.unsqueeze(-3) if lengths.ndim == 3 and positions.ndim == 3 else positions
+
+
+def _never_half(fn: Callable[[Tensor], Any], tensor: Tensor) -> Tensor:
+    """``fn`` of a tensor, which may move it, but not round it to half precision: lengths and axes stay exact."""
+    moved = fn(tensor)
+    if moved.is_floating_point() and moved.dtype.itemsize < 4 <= tensor.dtype.itemsize:
+        return tensor.to(moved.device)
+    return moved
 
 
 def _checked_lengths(name: str, lengths: Lengths) -> Tensor:

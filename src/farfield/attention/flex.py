@@ -5,79 +5,140 @@ with ``create_block_mask`` would visit all pairs. The bias is computed from posi
 whatever the precision of q and k. Positions are held as a float32 and the float32 rest of it, and both are
 subtracted before they are added: displacements are exact at any distance from the origin.
 
-On CPU FlexAttention runs forward only; that is how it is tested here. Backward needs CUDA and is untested.
+The kernel's log-sum-exp goes through the same certificate as the tiled backend's; where a tile must read more, the mask
+grows and the kernel runs again. It has never run on a GPU here: compiled it is tested on CPU, forward, and uncompiled
+with gradients. So "auto" tries it on a small sample first, see :func:`agrees_with_tiled`.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from farfield.attention.encoding import Encoding
-from farfield.attention.margin import fit
-from farfield.attention.plan import AttentionPlan, Reach
+from farfield.attention.certificate import Certificate, lowest_of, summarise_keys, summarise_queries
+from farfield.attention.dense import penalty_matrix
+from farfield.attention.plan import FLEX_BLOCK, AttentionPlan, Reach
+from farfield.attention.problem import Problem
 
-BLOCK = 128
+_log = logging.getLogger(__name__)
+# What the first run reads, in Phi beyond the best key: enough for most layers, since a second run repeats the first.
+_FIRST = 14.0
 
 
-def flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_positions: Tensor,
-    key_positions: Tensor,
-    encoding: Encoding,
-    weight: Tensor | None,
-    plan: AttentionPlan,
-) -> Tensor:
-    """Rotated q (B, H, Nq, D), k, v at positions (N, P) -> (B, H, Nq, Dv); the plan's tiles hold ``BLOCK`` points."""
-    if plan.queries.size != BLOCK or plan.keys.size != BLOCK:
+def flex(problem: Problem, plan: AttentionPlan, dtype: torch.dtype, compiled: bool = True) -> Tensor:
+    """(B, H, Nq, Dv), exact to the plan's tolerance; the kernel multiplies in ``dtype``, adds and biases in float32."""
+    if plan.queries.size != FLEX_BLOCK or plan.keys.size != FLEX_BLOCK:
         raise ValueError(
-            f"backend='flex' needs a plan with query_tile={BLOCK} and key_tile={BLOCK}, this one has "
+            f"backend='flex' needs a plan with query_tile={FLEX_BLOCK} and key_tile={FLEX_BLOCK}, this one has "
             f"{plan.queries.size} and {plan.keys.size}"
         )
-    plan, margins = fit(q, k, v, query_positions, key_positions, encoding, weight, plan)
-    least = 1.0 if weight is None else min(1.0, float(weight.detach().min()))
-    device = q.device
-    order_q, order_k = plan.queries.order.to(device), plan.keys.order.to(device)
-    mask = _block_mask(plan, q.shape[1], margins, least, device)
-    score_mod = _bias(encoding, weight, q.shape[1], plan, query_positions[order_q], key_positions[order_k], order_q)
-    in_order = (q[:, :, order_q], k[:, :, order_k], v[:, :, order_k])
-    out = _compiled()(*in_order, score_mod=score_mod, block_mask=mask, scale=1 / sqrt(q.shape[-1]))
-    back = torch.empty_like(order_q)
-    back[order_q] = torch.arange(len(order_q), device=device)
-    return out[:, :, back]
+    device, origin, heads = problem.q.device, plan.origin.to(problem.q.device), problem.q.shape[1]
+    order, source = plan.queries.order.to(device), plan.seen.index[plan.keys.order].to(device)
+    where_q = problem.flat_positions(problem.query_positions)[order].double() - origin
+    where_k = problem.flat_positions(problem.key_positions)[source].double() - origin
+    if plan.seen.shift is not None:
+        where_k = where_k + plan.seen.shift[plan.keys.order].to(device)
+    q = problem.encoding.rotate(problem.by_point(problem.q)[order].transpose(0, 1), where_q)  # (G, N, D)
+    k = problem.encoding.rotate(problem.by_point(problem.k)[source].transpose(0, 1), where_k)
+    v = problem.by_point(problem.v)[source].transpose(0, 1)
+    weight = None if problem.weight is None else problem.by_point(problem.weight[..., None])[order].transpose(0, 1)
+    summaries = (
+        summarise_queries(q.detach().transpose(0, 1), None if weight is None else weight.detach().transpose(0, 1),
+                          plan.subtiles),
+        summarise_keys(k.detach().transpose(0, 1), v.detach().transpose(0, 1), plan.keys, problem.certify),
+    )  # fmt: skip
+    q, k, v = (t.unflatten(0, (-1, heads)).to(dtype) for t in (q, k, v))
+    score_mod = _bias(problem, where_q, where_k, None if weight is None else weight[..., 0].unflatten(0, (-1, heads)))
+    counts = [reach.counts(_FIRST).clamp(min=1) for reach in plan.reaches]
+    aux = AuxRequest(lse=True)
+    if compiled and device.type == "cpu":  # torch's kernel for CPU keeps its log-sum-exp to itself
+        aux, lse = AuxRequest(), _mass_nearby(problem, plan, q, k, where_q, where_k)
+    while True:
+        if not aux.lse:
+            counts, short = _needed(problem, plan, lse, counts, summaries)
+        mask = _block_mask(plan, heads, counts, device)
+        run: Any = _compiled() if compiled else flex_attention
+        out, found = run(q, k, v, score_mod=score_mod, block_mask=mask, scale=1 / sqrt(q.shape[-1]), return_aux=aux)
+        needed = counts
+        if aux.lse:
+            needed, short = _needed(problem, plan, found.lse.detach(), counts, summaries)
+        if short > 0:
+            limit = max(float(reach.limit.max()) for reach in plan.reaches) + short + 1.0
+            return flex(problem, plan.wider(limit, problem.encoding), dtype, compiled)
+        if all(bool((a <= b).all()) for a, b in zip(needed, counts, strict=True)):
+            back = torch.empty_like(order)
+            back[order] = torch.arange(len(order), device=device)
+            return problem.by_batch(out.to(problem.q.dtype).flatten(0, 1)[:, back].transpose(0, 1))
+        counts = needed
+
+
+@torch.no_grad()
+def _mass_nearby(
+    problem: Problem, plan: AttentionPlan, q: Tensor, k: Tensor, where_q: Tensor, where_k: Tensor
+) -> Tensor:
+    """The log-sum-exp (B, H, N) over each tile's nearest keys alone: less than the whole, so the certificate holds."""
+    lse = q.new_empty(q.shape[:3], dtype=torch.float64)
+    for reach in plan.reaches:
+        heads = list(range(q.shape[1])) if reach.heads is None else reach.heads
+        encoding = problem.encoding if reach.heads is None else problem.encoding.select(heads)
+        counts = reach.counts(2.0).clamp(min=1).tolist()
+        for tile, count in enumerate(counts):
+            rows = slice(int(plan.queries.start[tile]), int(plan.queries.start[tile + 1]))
+            begin = int(reach.start[tile])
+            slots = plan.keys.slots(reach.key_tile[begin : begin + count].long())
+            penalty = penalty_matrix(where_q[rows][None, None], where_k[slots][None, None], encoding, None)
+            if problem.weight is not None:
+                weight = problem.by_point(problem.weight[..., None])[plan.queries.order[rows]][..., 0]
+                penalty = penalty * weight.unflatten(1, (-1, q.shape[1])).permute(1, 2, 0)[:, heads, :, None]
+            near, keys = q[:, heads, rows].double(), k[:, heads][:, :, slots].double()
+            lse[:, heads, rows] = (near @ keys.mT / sqrt(q.shape[-1]) - penalty).logsumexp(-1)
+    return lse
+
+
+def _needed(
+    problem: Problem, plan: AttentionPlan, lse: Tensor, counts: list[Tensor], summaries: tuple
+) -> tuple[list[Tensor], float]:
+    """The certificate of each group of heads."""
+    by_point = lse.double().permute(2, 0, 1)  # (N, B, H)
+    needed, short = [], 0.0
+    for reach, count in zip(plan.reaches, counts, strict=True):
+        heads = list(range(lse.shape[1])) if reach.heads is None else reach.heads
+        columns = torch.tensor([b * lse.shape[1] + h for b in range(lse.shape[0]) for h in heads], device=lse.device)
+        of_heads = [type(s)(*(None if t is None else t[:, columns] for t in vars(s).values())) for s in summaries]
+        encoding = problem.encoding if reach.heads is None else problem.encoding.select(heads[:1])
+        if reach.heads is not None and problem.encoding.learns_lengths():
+            encoding = problem.encoding.select(heads)
+        queries, keys = of_heads
+        certificate = Certificate(plan, reach, encoding, queries, keys, problem.q.shape[-1], problem.certify)
+        more, missing = certificate.needed(lowest_of(by_point[..., heads].flatten(1), plan.subtiles), count)
+        needed.append(more)
+        short = max(short, missing)
+    return needed, short
 
 
 @functools.cache
-def _compiled() -> Callable[..., Tensor]:
+def _compiled() -> Callable[..., tuple]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _bias(
-    encoding: Encoding,
-    weight: Tensor | None,
-    heads: int,
-    plan: AttentionPlan,
-    query_positions: Tensor,
-    key_positions: Tensor,
-    order_q: Tensor,
-) -> Callable[..., Tensor]:
+def _bias(problem: Problem, where_q: Tensor, where_k: Tensor, weight: Tensor | None) -> Callable[..., Tensor]:
     """The function that subtracts weight * Phi from a score, with everything it needs in tables."""
-    space_dim = query_positions.shape[-1]
+    encoding, heads, space_dim = problem.encoding, problem.q.shape[1], where_q.shape[-1]
 
-    def halves(positions: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        exact = encoding.coordinates(positions.double() - plan.origin.to(positions.device))
+    def halves(where: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        exact = encoding.coordinates(where)
         high = exact.float()
-        low = (exact - high.double()).float()
-        return [c.contiguous() for c in high.unbind(-1)], [c.contiguous() for c in low.unbind(-1)]
+        low = (exact - high.detach().double()).float()  # its gradient is that of the whole
+        return [c.contiguous() for c in high.detach().unbind(-1)], [c.contiguous() for c in low.unbind(-1)]
 
-    (q_high, q_low), (k_high, k_low) = halves(query_positions), halves(key_positions)
+    (q_high, q_low), (k_high, k_low) = halves(where_q), halves(where_k)
     # one table per axis and decay length, entry h for head h
     tables = [
         [
@@ -86,7 +147,6 @@ def _bias(
         ]
         for axis in range(space_dim)
     ]
-    weight_sorted = None if weight is None else weight[:, :, order_q].float()
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         total = torch.zeros_like(score)
@@ -94,7 +154,7 @@ def _bias(
             delta = (q_high[axis][i] - k_high[axis][j]) + (q_low[axis][i] - k_low[axis][j])
             total = total + encoding.axis_formula(delta, *(table[h] for table in tables[axis]))
         penalty = encoding.combine(total)
-        return score - (penalty if weight_sorted is None else weight_sorted[b, h, i] * penalty)
+        return score - (penalty if weight is None else weight[b, h, i] * penalty)
 
     return score_mod
 
@@ -106,14 +166,20 @@ def _axes(lengths: torch.nn.Module) -> int:
     return 1 if maximum.ndim == 0 else maximum.shape[-1]
 
 
-def _block_mask(
-    plan: AttentionPlan, heads: int, margins: list[float], weight: float, device: torch.device
-) -> BlockMask:
+def _block_mask(plan: AttentionPlan, heads: int, counts: list[Tensor], device: torch.device) -> BlockMask:
     """The plan's lists, for every head, as key blocks of each query block and (for gradients) the reverse."""
+    if plan.cloud.lengths is not None or not plan.cloud.one_for_all:
+        full = plan.queries.count(), plan.keys.count()
+        if any(bool((c[:-1] != FLEX_BLOCK).any()) for c in full):
+            raise ValueError(
+                f"backend='flex' takes several clouds only if each but the last holds a multiple of {FLEX_BLOCK} "
+                "points, since its blocks hold so many: use backend='tiled'"
+            )
     blocks_q, blocks_k = len(plan.queries), len(plan.keys)
-    rows = [_lists(reach, margin, weight) for reach, margin in zip(plan.reaches, margins, strict=True)]
+    rows = [_lists(reach, count) for reach, count in zip(plan.reaches, counts, strict=True)]
     columns = [(key, query) for query, key in rows]
-    forward, backward = _table(plan, rows, heads, blocks_q, device), _table(plan, columns, heads, blocks_k, device)
+    forward = _table(plan, rows, heads, blocks_q, blocks_k, device)
+    backward = _table(plan, columns, heads, blocks_k, blocks_q, device)
     return BlockMask(
         seq_lengths=(len(plan.queries.order), len(plan.keys.order)),
         kv_num_blocks=forward[0],
@@ -124,31 +190,57 @@ def _block_mask(
         q_indices=backward[1],
         full_q_num_blocks=None,
         full_q_indices=None,
-        BLOCK_SIZE=(BLOCK, BLOCK),
+        BLOCK_SIZE=(FLEX_BLOCK, FLEX_BLOCK),
     )
 
 
-def _lists(reach: Reach, margin: float, weight: float) -> tuple[Tensor, Tensor]:
+def _lists(reach: Reach, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Query tile and key tile of every pair to be computed."""
-    counts = reach.counts(margin, torch.full_like(reach.cut, weight))
-    owner = torch.repeat_interleave(torch.arange(len(counts)), reach.start.diff())
+    owner = torch.repeat_interleave(torch.arange(len(counts)), reach.lengths())
     kept = torch.arange(len(owner)) - reach.start[owner] < counts[owner]
     return owner[kept], reach.key_tile[kept].long()
 
 
 def _table(
-    plan: AttentionPlan, pairs: list[tuple[Tensor, Tensor]], heads: int, rows: int, device: torch.device
+    plan: AttentionPlan, pairs: list[tuple[Tensor, Tensor]], heads: int, rows: int, columns: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Lists (row, entry) as counts (1, H, rows) and entries (1, H, rows, longest), entries rising within a row."""
+    """Lists (row, entry) as counts (1, H, rows) and entries (1, H, rows, columns), entries rising within a row.
+
+    The table is as wide as there are columns: shorter ones are read beyond their end by the CPU kernel.
+    """
     counts = [torch.bincount(row, minlength=rows) for row, _ in pairs]
-    longest = max(int(c.max()) for c in counts)
     number = torch.zeros(1, heads, rows, dtype=torch.int32)
-    entries = torch.zeros(1, heads, rows, longest, dtype=torch.int32)
+    entries = torch.zeros(1, heads, rows, columns, dtype=torch.int32)
     for reach, (row, entry), count in zip(plan.reaches, pairs, counts, strict=True):
-        rank = torch.argsort(row * (int(entry.max()) + 1) + entry)
+        rank = torch.argsort(row * columns + entry)
         row, entry = row[rank], entry[rank]
         place = torch.arange(len(row)) - (count.cumsum(0) - count)[row]
         for head in range(heads) if reach.heads is None else reach.heads:
             number[0, head] = count.int()
             entries[0, head, row, place] = entry.int()
     return number.to(device), entries.to(device)
+
+
+@functools.cache
+def agrees_with_tiled(device: torch.device) -> bool:
+    """Whether flex compiles on this device and equals tiled attention on a small sample; says once if it does not."""
+    from farfield.attention.functional import local_attention
+    from farfield.attention.locality import LAAPE
+
+    generator = torch.Generator().manual_seed(0)
+    where = 100 * torch.rand(1000, 2, generator=generator)
+    q, k, v = (torch.randn(1, 2, 1000, 32, generator=generator).to(device) for _ in range(3))
+    where = where.to(device)
+    try:
+        with torch.no_grad():
+            ours, its = (
+                local_attention(q, k, v, where, encoding=LAAPE(8.0).to(device), backend=backend)
+                for backend in ("tiled", "flex")
+            )
+        error = float((its - ours).norm(dim=-1).max() / v.norm(dim=-1).max())
+        reason = None if error <= 2e-4 else f"differs from the tiled backend by {error:.1e} of the values"
+    except Exception as problem:  # whatever the compiler raises, attention goes on without it
+        reason = f"does not run ({type(problem).__name__}: {problem})"
+    if reason is not None:
+        _log.warning("FlexAttention on %s %s: attention takes backend='tiled' there instead", device, reason)
+    return reason is None

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from farfield.attention.encoding import Encoding, LengthParameter, Lengths, LocalEncoding
-from farfield.attention.rotary import axial_frequencies, rotate
+from farfield.attention.rotary import Rotary
 
 # Beyond this exponent exp() is continued linearly: the weight is zero either way, but keys stay ordered by
 # distance and nothing overflows, so a query far from all keys still attends to the nearest one.
@@ -44,42 +44,16 @@ def _ordered_exp(x: Tensor) -> Tensor:
 class RoPE(Encoding):
     """Rotary embedding alone: translation-equivariant, but not local (the paper's baseline)."""
 
+    local = False
+
     def __init__(self, max_wavelength: float = 10_000.0, min_wavelength: float | None = None):
-        super().__init__()
-        if not (math.isfinite(max_wavelength) and max_wavelength > 1):
-            raise ValueError(f"max_wavelength must be a finite number above 1, got {max_wavelength}")
-        if min_wavelength is not None and not 0 < min_wavelength < max_wavelength:
-            raise ValueError(
-                f"min_wavelength must lie between 0 and max_wavelength = {max_wavelength}, got {min_wavelength}"
-            )
-        self.max_wavelength, self.min_wavelength = max_wavelength, min_wavelength
-
-    def frequencies(self, head_dim: int, space_dim: int) -> Tensor:
-        """Angular frequencies (F,) shared by all axes."""
-        return axial_frequencies(head_dim, space_dim, self.max_wavelength, self.min_wavelength)
-
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        return rotate(x, positions, self.frequencies(x.shape[-1], positions.shape[-1]))
-
-    def extra_repr(self) -> str:
-        return f"max_wavelength={self.max_wavelength}, min_wavelength={self.min_wavelength}"
+        super().__init__(Rotary(max_wavelength, min_wavelength))
 
 
-class LASPE(LocalEncoding):
-    """Gaussian locality, symmetric: Phi = 1/2 sum_i (delta_i / l_i)^2."""
+class GaussianEncoding(LocalEncoding):
+    """What LASPE and FlashBias share: Phi = 1/2 sum_i (delta_i / l_i)^2, and its channels."""
 
-    def __init__(
-        self,
-        decay_length: Lengths,
-        *,
-        basis: Tensor | Sequence[Sequence[float]] | None = None,
-        learned: bool = False,
-        max_decay_length: Lengths | None = None,
-        rotary: RoPE | str | None = "default",
-    ):
-        super().__init__(_rotary(rotary), basis)
-        self.decay_length = LengthParameter("decay_length", decay_length, learned, max_decay_length)
-        self._check()
+    decay_length: LengthParameter
 
     def axis_formula(self, delta: Tensor, *lengths: Tensor) -> Tensor:
         return 0.5 * (delta / lengths[0]).square()
@@ -95,10 +69,27 @@ class LASPE(LocalEncoding):
         b = self._per_head(self.coordinates(positions), lengths) / lengths
         return torch.cat([torch.ones_like(b), b, b.square()], dim=-1)
 
-    def dense_range(self, dtype: torch.dtype) -> Tensor | None:
-        # At x from the middle the channels' squares cancel, and leave an error of eps (x / l)^2 in the logits: half
-        # of the digits are lost at this width, 59 decay lengths in float32.
-        return 2 * _shortest(self.decay_length) * math.sqrt(0.3) * torch.finfo(dtype).eps ** -0.25
+    def channel_range(self, dtype: torch.dtype, error: float) -> Tensor | None:
+        # At x from the middle the channels' squares cancel, and leave an error of eps / 2 (x / l)^2 in the logits:
+        # 48 decay lengths for 3.5e-5 in float32.
+        return 2 * _shortest(self.decay_length) * math.sqrt(2 * error / torch.finfo(dtype).eps)
+
+
+class LASPE(GaussianEncoding):
+    """Gaussian locality, symmetric: Phi = 1/2 sum_i (delta_i / l_i)^2."""
+
+    def __init__(
+        self,
+        decay_length: Lengths,
+        *,
+        basis: Tensor | Sequence[Sequence[float]] | None = None,
+        learned: bool = False,
+        max_decay_length: Lengths | None = None,
+        rotary: Rotary | RoPE | str | None = "default",
+    ):
+        super().__init__(_rotary(rotary), basis)
+        self.decay_length = LengthParameter("decay_length", decay_length, learned, max_decay_length)
+        self._check()
 
 
 class LAAPE(LocalEncoding):
@@ -117,7 +108,7 @@ class LAAPE(LocalEncoding):
         basis: Tensor | Sequence[Sequence[float]] | None = None,
         learned: bool = False,
         max_decay_length: Lengths | None = None,
-        rotary: RoPE | str | None = "default",
+        rotary: Rotary | RoPE | str | None = "default",
     ):
         super().__init__(_rotary(rotary), basis)
         one_sided = (decay_length_plus is not None) + (decay_length_minus is not None)
@@ -162,30 +153,27 @@ class LAAPE(LocalEncoding):
         x = self._per_head(self.coordinates(positions), plus if plus.ndim == 3 else minus)
         return x, plus, minus
 
-    def dense_range(self, dtype: torch.dtype) -> Tensor | None:
-        # The product of two channels is exp(width / l); sqrt(D) P / 2 in front of it costs less than 6 e-folds.
+    def channel_range(self, dtype: torch.dtype, error: float) -> Tensor | None:
+        # The product of two channels is exp(width / l); sqrt(D) P / 2 in front of it costs less than 6 e-folds. Where
+        # Phi is small so is its error, on any domain: each product of two channels is exact to its own rounding.
         shortest = torch.minimum(_shortest(self.decay_length_plus), _shortest(self.decay_length_minus))
         return shortest * (math.log(torch.finfo(dtype).max) - 6)
 
 
-class FlashBias(LocalEncoding):
+class FlashBias(GaussianEncoding):
     """Phi = alpha(c) |delta|_2^2 with alpha = softplus(w . q(c) + b) / (2 l^2), w and b learned per head.
 
     The query is a linear map of the token, so alpha is a learned function of the token; it starts at 1 / (2 l^2),
     where FlashBias equals an isotropic LASPE.
     """
 
-    def __init__(self, decay_length: float, heads: int, head_dim: int, rotary: RoPE | str | None = "default"):
+    def __init__(self, decay_length: float, heads: int, head_dim: int, rotary: Rotary | RoPE | str | None = "default"):
         super().__init__(_rotary(rotary))
         if heads < 1 or head_dim < 1:
             raise ValueError(f"heads and head_dim must be positive, got {heads=}, {head_dim=}")
         self.decay_length = LengthParameter("decay_length", float(decay_length), False, None)
         self.weight = nn.Parameter(torch.zeros(heads, head_dim))
         self.bias = nn.Parameter(torch.full((heads,), math.log(math.e - 1)))  # softplus of it is 1
-
-    axis_formula = LASPE.axis_formula
-    query_channels = LASPE.query_channels
-    key_channels = LASPE.key_channels
 
     def heads(self) -> int:
         return self.weight.shape[0]
@@ -205,15 +193,12 @@ class ALiBi(Encoding):
 
     decomposes = False
 
-    def __init__(self, slope: float, rotary: RoPE | str | None = "default"):
+    def __init__(self, slope: float, rotary: Rotary | RoPE | str | None = "default"):
         super().__init__(_rotary(rotary))
         self.slope = _positive("slope", slope)
 
     def axis_formula(self, delta: Tensor, *lengths: Tensor) -> Tensor:
         return self.slope * delta.abs()
-
-    def signature(self) -> tuple:
-        return (*super().signature(), self.slope)
 
 
 class Window(Encoding):
@@ -221,16 +206,13 @@ class Window(Encoding):
 
     decomposes = False
 
-    def __init__(self, radius: float, rotary: RoPE | str | None = "default"):
+    def __init__(self, radius: float, rotary: Rotary | RoPE | str | None = "default"):
         super().__init__(_rotary(rotary))
         self.radius = _positive("radius", radius)
 
     def potential(self, delta: Tensor) -> Tensor:
         outside = delta.abs().sum(-1) > self.radius
         return torch.where(outside, torch.inf, torch.zeros_like(delta[..., 0]))
-
-    def signature(self) -> tuple:
-        return (*super().signature(), self.radius)
 
     def axis_formula(self, delta: Tensor, *lengths: Tensor) -> Tensor:
         return delta.abs()
@@ -246,10 +228,12 @@ def _shortest(lengths: LengthParameter) -> Tensor:
     return value.amin(dim=0).flatten() if value.ndim == 4 else value
 
 
-def _rotary(rotary: RoPE | str | None) -> RoPE | None:
+def _rotary(rotary: Rotary | RoPE | str | None) -> Rotary | None:
     if rotary == "default":
-        return RoPE()
-    if rotary is None or isinstance(rotary, RoPE):
+        return Rotary()
+    if isinstance(rotary, RoPE):  # the same wavelengths, without the encoding around them
+        return rotary.rotary
+    if rotary is None or isinstance(rotary, Rotary):
         return rotary
     raise ValueError(f"rotary must be a RoPE or None, got {rotary!r}")
 

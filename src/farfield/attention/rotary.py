@@ -14,6 +14,7 @@ axis 1 owns the first 2F channels, axis 2 the next 2F, and so on; channels left 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -67,3 +68,28 @@ def rotate(x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
         else:
             pieces.append(torch.cat([rotated, block[..., turned:]], dim=-1))
     return out if out is not None else torch.cat(pieces, dim=-2)
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The rotation of queries and keys: its wavelengths, see :func:`axial_frequencies`. It holds no parameters."""
+
+    max_wavelength: float = 10_000.0
+    min_wavelength: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.max_wavelength) and self.max_wavelength > 1):
+            raise ValueError(f"max_wavelength must be a finite number above 1, got {self.max_wavelength}")
+        if self.min_wavelength is not None and not 0 < self.min_wavelength < self.max_wavelength:
+            raise ValueError(
+                f"min_wavelength must lie between 0 and max_wavelength = {self.max_wavelength}, "
+                f"got {self.min_wavelength}"
+            )
+
+    def frequencies(self, head_dim: int, space_dim: int) -> Tensor:
+        """Angular frequencies (F,) shared by all axes."""
+        return axial_frequencies(head_dim, space_dim, self.max_wavelength, self.min_wavelength)
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Turn x (B, H, N, D) by its positions (N, P) or (B, N, P)."""
+        return rotate(x, positions, self.frequencies(x.shape[-1], positions.shape[-1]))

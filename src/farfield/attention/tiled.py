@@ -1,92 +1,96 @@
 """Attention over the keys in reach only: gather each query tile's keys, call the kernel, in local coordinates.
 
-For every query tile, the plan's key tiles are gathered and the fused kernel runs on them, with the bias channels
-taken relative to the tile's own centre. So nothing grows with the distance from any origin: LASPE's channels stay
-small (no cancellation), LAAPE's stay finite (no overflow), however large the domain. Time and memory grow with the
-number of points times the number of keys in reach; in training the gathered keys are formed again in the backward
-pass instead of being kept.
+For every query tile, key tiles from the plan's list are gathered and the fused kernel runs on them, with the bias
+channels taken relative to the tile's own centre. So nothing grows with the distance from any origin: LASPE's channels
+stay small (no cancellation), LAAPE's stay finite (no overflow), however large the domain. A first round reads the keys
+that matter anyhow; the mass that it finds tells, by the certificate, how many more are needed, and further rounds read
+just these and join the results. Time and memory grow with the number of points times the number of keys in reach; in
+training the gathered keys are formed again in the backward pass instead of being kept.
 
-Where points are so sparse that one tile is tens of decay lengths wide, its own centre is a far origin too: there the
-bias is formed pair by pair, in float64.
+Where points are so sparse that one tile is tens of decay lengths wide, or queries so far from all keys that Phi drowns
+the logits, the bias is formed pair by pair, in float64, from each query's best key on.
 
-Tensors are kept point by point in tile order, (N, G, W), with G = B H and W the padded width: the keys of a tile
-are then runs of memory that serve all heads.
+Tensors are kept point by point in tile order, (N, G, W), with W the padded width and G all heads, of all batch entries
+where they share their points: the keys of a tile are then runs of memory that serve all of G.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from farfield.attention.dense import kernel, penalty_matrix
+from farfield.attention.certificate import Certificate, lowest_of, summarise_keys, summarise_queries
+from farfield.attention.dense import penalty_matrix
 from farfield.attention.encoding import Encoding
-from farfield.attention.margin import fit
+from farfield.attention.kernel import attend, attend_backward, join, logit_gradient, padded_width
 from farfield.attention.plan import AttentionPlan, Reach
+from farfield.attention.problem import Problem
 
-# Beyond this penalty to the best key, a tile's bias is formed pair by pair and counted from each query's best key:
-# channels could overflow there, and only the order of the keys matters.
-_FAR = 1e15
+# What the first round reads, in Phi beyond the best key: most of the mass. Further rounds go at most so much further at
+# a time, twice as far each time: what they find may spare the rest.
+_FIRST = 6.0
+_STEP = 10.0
 # Nor may a tile with its keys be wider than the channels can serve; the keys need the rest of the range.
-_TILE_SHARE = 0.7
+_TILE_SHARE = 0.5
 # Without gradients, heads are served one at a time beyond so many numbers, to keep the sorted copies small.
 _LARGE = 1 << 27
 
 
-def tiled(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_positions: Tensor,
-    key_positions: Tensor,
-    encoding: Encoding,
-    weight: Tensor | None,
-    plan: AttentionPlan,
-) -> Tensor:
-    """Rotated q (B, H, Nq, D), k, v at positions (N, P) -> (B, H, Nq, Dv), exact to the plan's tolerance."""
-    plan, margins = fit(q, k, v, query_positions, key_positions, encoding, weight, plan)
-    where_q = query_positions[plan.queries.order].double() - plan.origin.to(q.device)
-    where_k = key_positions[plan.keys.order].double() - plan.origin.to(q.device)
-    one_by_one = not torch.is_grad_enabled() and q.numel() > _LARGE
+def tiled(problem: Problem, plan: AttentionPlan) -> Tensor:
+    """(B, H, Nq, Dv), exact to the plan's tolerance. Leaves in the plan how many pairs it has computed."""
+    plan.pairs_read = 0.0
+    heads = problem.q.shape[1]
+    one_by_one = not problem.needs_gradients() and problem.q.numel() > _LARGE
     pieces: dict[int, Tensor] = {}
-    for reach, margin in zip(plan.reaches, margins, strict=True):
-        members = list(range(q.shape[1])) if reach.heads is None else reach.heads
-        for heads in [[h] for h in members] if one_by_one else [members]:
-            shape = (q.shape[0], len(heads), *q.shape[2:])
-            tiles = _Tiles(plan, reach, encoding.select(heads), where_q, where_k, shape, margin, q.dtype)
-            if len(heads) == q.shape[1]:
-                return _attend(q, k, v, weight, tiles)
-            some = None if weight is None else weight[:, heads]
-            pieces |= zip(heads, _attend(q[:, heads], k[:, heads], v[:, heads], some, tiles).unbind(1), strict=True)
-    return torch.stack([pieces[h] for h in range(q.shape[1])], dim=1)
+    for number, reach in enumerate(plan.reaches):
+        members = list(range(heads)) if reach.heads is None else reach.heads
+        for some in [[h] for h in members] if one_by_one else [members]:
+            out, pairs = _attend(problem.of_heads(some), plan, number, some)
+            plan.pairs_read += pairs * len(some) / heads
+            if len(some) == heads:
+                return out
+            pieces |= zip(some, out.unbind(1), strict=True)
+    return torch.stack([pieces[h] for h in range(heads)], dim=1)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, tiles: _Tiles) -> Tensor:
+def _attend(problem: Problem, plan: AttentionPlan, number: int, heads: list[int]) -> tuple[Tensor, float]:
     """Attention of heads that share one list of tiles: sort by tile, run, sort back."""
-    batch, heads, _, head_dim = q.shape
-    order_q, order_k = (t.order.to(q.device) for t in (tiles.plan.queries, tiles.plan.keys))
-    extra = tiles.query_channels(q.dtype)
+    origin = plan.origin.to(problem.q.device)
+    order = plan.queries.order.to(problem.q.device)
+    source = plan.seen.index[plan.keys.order].to(problem.q.device)
+    where_q = problem.flat_positions(problem.query_positions)[order].double() - origin
+    where_k = problem.flat_positions(problem.key_positions)[source].double() - origin
+    if plan.seen.shift is not None:
+        where_k = where_k + plan.seen.shift[plan.keys.order].to(where_k.device)
+    q = problem.encoding.rotate(problem.by_point(problem.q)[order].transpose(0, 1), where_q).transpose(0, 1)
+    k = problem.encoding.rotate(problem.by_point(problem.k)[source].transpose(0, 1), where_k).transpose(0, 1)
+    v = problem.by_point(problem.v)[source]
+    weight = None if problem.weight is None else problem.by_point(problem.weight[..., None])[order]
+    with torch.no_grad():
+        summaries = (
+            summarise_queries(q.detach(), None if weight is None else weight.detach(), plan.subtiles),
+            summarise_keys(k.detach(), v.detach(), plan.keys, problem.certify),
+        )
+    loop = _Loop(problem, plan, plan.reaches[number], heads, where_q.detach(), where_k.detach(), weight)
+    extra = loop.query_channels(where_q, q.dtype)
     if weight is not None:
-        tiles.weight = _by_point(weight[..., None], order_q)
-        extra = extra * tiles.weight
-    width = -(-max(head_dim + extra.shape[-1], v.shape[-1]) // 8) * 8
-    q_sorted = _widened([_by_point(q, order_q), extra], width)
-    k_sorted = _widened([_by_point(k, order_k)], width)
-    v_sorted = _widened([_by_point(v, order_k)], width)
-    out = _TiledAttention.apply(q_sorted, k_sorted, v_sorted, tiles, *tiles.encoding.parameters())
-    back = torch.empty_like(order_q)
-    back[order_q] = torch.arange(len(order_q), device=q.device)
-    return out[back, :, : v.shape[-1]].unflatten(1, (batch, heads)).permute(1, 2, 0, 3)
-
-
-def _by_point(t: Tensor, order: Tensor) -> Tensor:
-    """(B, H, N, D) -> (N, B H, D), in tile order."""
-    return t.permute(2, 0, 1, 3)[order].flatten(1, 2)
+        extra = extra * weight
+    width = padded_width(q.shape[-1] + extra.shape[-1], v.shape[-1])
+    wide = (_widened([q, extra], width), _widened([k], width), _widened([v], width))
+    loop.certificate = Certificate(
+        plan, loop.reach, loop.one_of_each(), *summaries, problem.q.shape[-1], problem.certify
+    )
+    out = _TiledAttention.apply(*wide, where_q, where_k, weight, loop, *problem.encoding.parameters())
+    if loop.short > 0:  # the lists end too early for these logits
+        longer = plan.wider(float(loop.reach.limit.max()) + loop.short + 1.0, problem.encoding_of_all)
+        return _attend(problem, longer, number, heads)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return problem.by_batch(out[back, :, : v.shape[-1]]), loop.pairs()
 
 
 def _widened(parts: list[Tensor], width: int) -> Tensor:
@@ -98,76 +102,97 @@ def _widened(parts: list[Tensor], width: int) -> Tensor:
 
 
 @dataclass
-class _Tiles:
+class _Loop:
     """The loop over query tiles and what it needs besides the tensors that carry gradients."""
 
+    problem: Problem
     plan: AttentionPlan
     reach: Reach
-    encoding: Encoding
+    members: list[int]  # the heads, in the encoding of all heads
     where_q: Tensor  # (Nq, P), in tile order, float64, relative to the plan's origin
     where_k: Tensor
-    shape: tuple[int, int, int, int]  # of q: B, H, Nq, D
-    margin: float
-    dtype: torch.dtype  # of q
-    weight: Tensor | None = None  # (Nq, G, 1)
+    weight: Tensor | None  # (Nq, G, 1)
+    certificate: Certificate = field(init=False)
+    counts: Tensor = field(init=False)  # (Tq,) key tiles that each tile has read
+    short: float = 0.0
 
     def __post_init__(self) -> None:
-        self.batch, self.heads, _, self.head_dim = self.shape
+        q, queries = self.problem.q, self.plan.queries
+        self.heads, self.head_dim, self.encoding = q.shape[1], q.shape[-1], self.problem.encoding
+        self.scale = 1 / sqrt(self.head_dim)
+        self.decomposes = self.encoding.decomposes
         self._room: Tensor | None = None
-        queries = self.plan.queries
-        limit = self.encoding.dense_range(self.dtype)
-        if limit is None:
-            self._wide = torch.zeros(len(queries), dtype=torch.bool)
-        else:
-            self._wide = (queries.high - queries.low > _TILE_SHARE * limit.cpu()).any(-1)
+        dtype, error = q.dtype, self.plan.tolerance / 4
+        spread = queries.high - queries.low
+        heaviest = None
+        if self.weight is not None:
+            heaviest = -lowest_of(-self.weight.detach()[..., 0], queries).amin(-1).cpu().double()
+        limit = self.encoding.channel_range(dtype, error)
+        self.explicit = torch.zeros(len(queries), dtype=torch.bool)
+        if limit is not None:
+            share = _TILE_SHARE if heaviest is None else _TILE_SHARE / heaviest.clamp(min=1.0).sqrt()[:, None]
+            self.explicit = (spread > share * limit.cpu()).any(-1)
+        # far from all keys only differences of huge potentials count, which channels would round away
+        most = error / torch.finfo(dtype).eps
+        self.explicit |= self.reach.best * (1.0 if heaviest is None else heaviest) > most
+        self.explicit |= torch.full_like(self.explicit, not self.decomposes)
         self.centres = ((queries.low + queries.high) / 2).to(self.where_q.device)
         if self.encoding.basis is not None:  # boxes are in the basis' coordinates, positions are not
             self.centres = self.centres @ self.encoding.basis.to(self.centres)
 
-    def __iter__(self) -> Iterator[tuple[int, slice, Tensor]]:
-        """The number of each query tile, its slots, and the slots of its keys."""
-        size = self.plan.queries.size
-        least = None
-        if self.weight is not None:
-            least = torch.stack([w.min() for w in self.weight.detach().split(size)]).cpu()
-        counts = self.reach.counts(self.margin, least).tolist()
-        for tile, count in enumerate(counts):
-            slots = self.plan.key_slots(self.reach, tile, count)
-            yield tile, slice(tile * size, min((tile + 1) * size, len(self.where_q))), slots.to(self.where_k.device)
+    def one_of_each(self) -> Encoding:
+        """The encoding with the lengths of one head where all have the same, else of each."""
+        if self.reach.heads is None or self.encoding.learns_lengths():
+            return self.encoding
+        return self.problem.encoding_of_all.select(self.members[:1])
 
-    def query_channels(self, dtype: torch.dtype) -> Tensor:
+    def pairs(self) -> float:
+        """How many query-key pairs the tiles have computed."""
+        keys = self.plan.keys.count().double()[self.reach.key_tile.long()]
+        total = torch.cat([torch.zeros(1, dtype=torch.float64), keys.cumsum(0)])
+        read = total[self.reach.start[:-1] + self.counts] - total[self.reach.start[:-1]]
+        return float((read * self.plan.queries.count()).sum())
+
+    def rows(self, tile: int) -> slice:
+        """The slots of a query tile."""
+        return slice(int(self.plan.queries.start[tile]), int(self.plan.queries.start[tile + 1]))
+
+    def slots(self, tile: int, first: int, stop: int) -> Tensor:
+        """The slots of the keys from the ``first`` to before the ``stop`` of a tile's list."""
+        begin = int(self.reach.start[tile])
+        tiles = self.reach.key_tile[begin + first : begin + stop].long().sort().values  # in the order of memory
+        return self.plan.keys.slots(tiles).to(self.where_k.device)
+
+    def query_channels(self, where_q: Tensor, dtype: torch.dtype) -> Tensor:
         """Bias channels (Nq, G or 1, C), each relative to the centre of its own tile."""
-        size, points = self.plan.queries.size, len(self.where_q)
-        local = self.where_q - self.centres.repeat_interleave(size, 0)[:points]
-        if bool(self._wide.any()):  # channels without a use there, but they must be finite
-            local[self._wide.repeat_interleave(size)[:points].to(local.device)] = 0
-        if not self.encoding.decomposes:
+        count = self.plan.queries.count().to(where_q.device)
+        local = where_q - self.centres.repeat_interleave(count, 0)
+        if bool(self.explicit.any()):  # channels without a use there, but they must be finite
+            unused = self.explicit.to(where_q.device).repeat_interleave(count)
+            local = torch.where(unused[:, None], torch.zeros_like(local), local)
+        if not self.decomposes:
             return local[:, None, :0].to(dtype)
         return self._per_point(self.encoding.query_channels(local.to(dtype), self.head_dim))
 
-    def key_channels(self, tile: int, slots: Tensor, dtype: torch.dtype) -> Tensor | None:
+    def key_channels(self, tile: int, where_k: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Bias channels (n, G or 1, C) of a tile's keys, relative to that tile; None where the bias is explicit."""
-        if not self.encoding.decomposes or self._pair_by_pair(tile):
+        if bool(self.explicit[tile]):
             return None
-        local = self.where_k.index_select(0, slots) - self.centres[tile]
-        return self._per_point(self.encoding.key_channels(local.to(dtype)))
+        return self._per_point(self.encoding.key_channels((where_k - self.centres[tile]).to(dtype)))
 
-    def bias(self, tile: int, rows: slice, slots: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """The bias of each pair (B or 1, H or 1, nq, nk) where channels cannot carry it, from the query's best key."""
-        if self.encoding.decomposes and not self._pair_by_pair(tile):
+    def penalty(self, tile: int, where_q: Tensor, where_k: Tensor, weight: Tensor | None) -> Tensor | None:
+        """w Phi of each pair (B or 1, H or 1, nq, nk) in float64 where channels cannot carry it, else None."""
+        if not bool(self.explicit[tile]):
             return None
         centre = self.centres[tile]
-        local_q, local_k = self.where_q[rows] - centre, self.where_k.index_select(0, slots) - centre
-        penalty = penalty_matrix(local_q[None, None], local_k[None, None], self.encoding, None)
-        penalty = penalty - penalty.detach().amin(-1, keepdim=True)
-        if self.weight is not None:
-            penalty = penalty * self.weight[rows].detach().unflatten(1, (-1, self.heads)).permute(1, 2, 0, 3)
-        return -penalty.to(dtype)
+        penalty = penalty_matrix((where_q - centre)[None, None], (where_k - centre)[None, None], self.encoding, None)
+        if weight is None:
+            return penalty
+        return penalty * weight.double().unflatten(1, (-1, self.heads)).permute(1, 2, 0, 3)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        """The kernel on one tile: q (nq, G, W), k and v (nk, G, W) -> (nq, G, W)."""
-        q, k, v = (t.unflatten(1, (-1, self.heads)).permute(1, 2, 0, 3) for t in (q, k, v))
-        return kernel(q, k, v, 1 / sqrt(self.head_dim), bias).permute(2, 0, 1, 3).flatten(1, 2)
+    def by_head(self, *tensors: Tensor) -> list[Tensor]:
+        """(n, G, W) -> (B, H, n, W)."""
+        return [t.unflatten(1, (-1, self.heads)).permute(1, 2, 0, 3) for t in tensors]
 
     def gather(self, k: Tensor, v: Tensor, slots: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys, with their bias channels written in, and the values at some slots; valid until the next call."""
@@ -179,52 +204,182 @@ class _Tiles:
             k[..., self.head_dim : self.head_dim + extra.shape[-1]] = extra.detach()
         return k, v
 
-    def _pair_by_pair(self, tile: int) -> bool:
-        return bool(self._wide[tile]) or float(self.reach.best[tile]) > _FAR
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All tiles, round after round: out (N, G, W), and the log-sum-exp (N, G) as log Z = lse - offset, float64.
+
+        ``offset`` is the potential of the best key where the bias is formed pair by pair, 0 elsewhere: in one number
+        the one would drown the other.
+        """
+        out = torch.empty_like(q)
+        lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64, device=q.device)
+        offset = torch.zeros_like(lse)
+        self.counts = torch.zeros(len(self.plan.queries), dtype=torch.int64)
+        lengths, step = self.reach.lengths(), _STEP
+        wanted = self.reach.counts(_FIRST).clamp(min=1).minimum(lengths)
+        while True:
+            for tile in (wanted > self.counts).nonzero()[:, 0].tolist():
+                self._read(tile, int(self.counts[tile]), int(wanted[tile]), (q, k, v), (out, lse, offset))
+            self.counts = wanted
+            needed, self.short = self.certificate.needed(lowest_of(lse - offset, self.plan.subtiles), wanted)
+            if self.short > 0 or bool((needed <= wanted).all()):
+                return out, lse, offset
+            last = self.reach.potential[self.reach.start[:-1] + wanted - 1]
+            ahead = self._within(last + step).minimum(needed)
+            wanted, step = torch.maximum(ahead, (wanted + 1).minimum(needed)), 2 * step
+
+    def _within(self, potential: Tensor) -> Tensor:
+        """How many key tiles of each query tile have at most its potential (Tq,)."""
+        lengths = self.reach.lengths()
+        owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        inside = (self.reach.potential <= potential[owner]).long()
+        return torch.zeros_like(lengths).index_add_(0, owner, inside)
+
+    def _read(
+        self, tile: int, first: int, stop: int, given: tuple[Tensor, ...], found: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        """Let a tile read a part of its list and join that to what it has found."""
+        (q, k, v), (out, lse, offset) = given, found
+        rows, slots = self.rows(tile), self.slots(tile, first, stop)
+        where_k = self.where_k.index_select(0, slots)
+        weight = None if self.weight is None else self.weight.detach()[rows]
+        k_near, v_near = self.gather(k, v, slots, self.key_channels(tile, where_k, q.dtype))
+        penalty = self.penalty(tile, self.where_q[rows], where_k, weight)
+        bias, best = None, torch.zeros_like(lse[rows])
+        if penalty is not None:
+            lowest = penalty.amin(-1)
+            bias = (lowest[..., None] - penalty).to(q.dtype)
+            best = best + lowest.expand(best.shape[1] // self.heads, self.heads, -1).permute(2, 0, 1).flatten(1)
+        q_here, k_here, v_here = self.by_head(q[rows], k_near, v_near)
+        y, mass = attend(q_here, k_here, v_here, self.scale, bias)
+        y, mass = y.permute(2, 0, 1, 3).flatten(1, 2), mass.double().permute(2, 0, 1).flatten(1)
+        if first == 0:
+            out[rows], lse[rows], offset[rows] = y, mass, best
+            return
+        if bias is not None:  # count both from the better of the two
+            better = torch.minimum(best, offset[rows])
+            mass, lse[rows], offset[rows] = mass + (better - best), lse[rows] + (better - offset[rows]), better
+        both, lse[rows] = join(out[rows].double(), lse[rows], y.double(), mass)
+        out[rows] = both.to(out.dtype)
 
     def _per_point(self, channels: Tensor) -> Tensor:
-        """(N, C) -> (N, 1, C); per head (H, N, C) -> (N, B H, C)."""
-        return channels[:, None] if channels.ndim == 2 else channels.transpose(0, 1).repeat(1, self.batch, 1)
+        """(N, C) -> (N, 1, C); per head (H, N, C) -> (N, G, C)."""
+        if channels.ndim == 2:
+            return channels[:, None]
+        return channels.transpose(0, 1).repeat(1, self.where_groups(), 1)
+
+    def where_groups(self) -> int:
+        """Batch entries that share their points, and so sit side by side in G."""
+        return self.problem.q.shape[0] if self.problem.cloud.one_for_all else 1
 
 
 class _TiledAttention(torch.autograd.Function):
-    """The loop over tiles; the backward pass gathers and computes each tile again."""
+    """The loop over tiles; the backward pass gathers the keys of each tile again."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles, *parameters: Tensor) -> Tensor:
-        out = torch.empty_like(q)
-        for tile, rows, slots in tiles:
-            k_near, v_near = tiles.gather(k, v, slots, tiles.key_channels(tile, slots, q.dtype))
-            out[rows] = tiles.attend(q[rows], k_near, v_near, tiles.bias(tile, rows, slots, q.dtype))
-        ctx.save_for_backward(q, k, v)
-        ctx.tiles, ctx.parameters = tiles, parameters
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, where_q: Tensor, where_k: Tensor, weight: Tensor | None,
+        loop: _Loop, *parameters: Tensor,
+    ) -> Tensor:  # fmt: skip
+        out, lse, offset = loop.run(q, k, v)
+        ctx.save_for_backward(q, k, v, where_q, where_k, weight, out, lse, offset)
+        ctx.loop, ctx.parameters = loop, parameters
         return out
 
     @staticmethod
-    @once_differentiable
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        raise NotImplementedError(
+            "the tiled backend has no forward-mode derivative: take backend='reference', which has, or reverse mode"
+        )
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        tiles, parameters = ctx.tiles, [p for p in ctx.parameters if p.requires_grad]
-        grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (q, k, v))
-        grad_parameters = [torch.zeros_like(p) for p in parameters]
-        for tile, rows, slots in tiles:
-            with torch.enable_grad():
-                extra = tiles.key_channels(tile, slots, q.dtype)
-            near = (q[rows], *tiles.gather(k, v, slots, extra))
-            with torch.enable_grad():
-                leaves = [t.detach().requires_grad_() for t in near]
-                bias = tiles.bias(tile, rows, slots, q.dtype)
-                y = tiles.attend(*leaves, bias)
-            reached = parameters if bias is not None and bias.requires_grad else []
-            grad_q[rows], some_k, some_v, *to_parameters = torch.autograd.grad(
-                y, [*leaves, *reached], grad[rows], allow_unused=True
+        if torch.is_grad_enabled() and grad.requires_grad:
+            raise NotImplementedError(
+                "the tiled backend has no second derivatives: take backend='reference', which has them"
             )
-            if parameters and extra is not None and extra.requires_grad:
-                to_extra = some_k[..., tiles.head_dim : tiles.head_dim + extra.shape[-1]].sum_to_size(extra.shape)
-                to_parameters = list(torch.autograd.grad(extra, parameters, to_extra, allow_unused=True))
-            for total, part in zip(grad_parameters, to_parameters, strict=False):  # none where nothing is learned
-                total += 0 if part is None else part
-            grad_k.index_add_(0, slots, some_k)
-            grad_v.index_add_(0, slots, some_v)
-        learned = iter(grad_parameters)
-        return grad_q, grad_k, grad_v, None, *(next(learned) if p.requires_grad else None for p in ctx.parameters)
+        saved = ctx.saved_tensors
+        q, k, v, where_q, where_k, weight = saved[:6]
+        loop: _Loop = ctx.loop
+        needs = ctx.needs_input_grad
+        grads: list[Tensor | None] = [torch.zeros_like(t) for t in (q, k, v)]
+        sums = _Sums(
+            [p for p, needed in zip(ctx.parameters, needs[7:], strict=True) if needed],
+            torch.zeros_like(where_q) if needs[3] else None,
+            torch.zeros_like(where_k) if needs[4] else None,
+            torch.zeros_like(weight) if needs[5] and weight is not None else None,
+        )
+        with torch.no_grad():
+            for tile, count in enumerate(loop.counts.tolist()):
+                _tile_backward(loop, tile, count, grad, saved, grads, sums)
+        learned = iter(sums.of_parameters)
+        to_parameters = [next(learned) if needed else None for needed in needs[7:]]
+        return *grads, sums.where_q, sums.where_k, sums.weight, None, *to_parameters
+
+
+@dataclass
+class _Sums:
+    """Gradients that are summed up tile by tile, where they are asked for."""
+
+    parameters: list[Tensor]
+    where_q: Tensor | None
+    where_k: Tensor | None
+    weight: Tensor | None
+
+    def __post_init__(self) -> None:
+        self.of_parameters = [torch.zeros_like(p) for p in self.parameters]
+
+    def wanted(self) -> bool:
+        return bool(self.parameters) or any(t is not None for t in (self.where_q, self.where_k, self.weight))
+
+    def add(self, result: Tensor, slope: Tensor, rows: slice, slots: Tensor, leaves: list[Tensor | None]) -> None:
+        """Carry the gradient ``slope`` of a result back to the parameters and to a tile's positions and weights."""
+        asked = [leaf for leaf in leaves if leaf is not None]
+        if not result.requires_grad or not (asked or self.parameters):
+            return
+        found = list(torch.autograd.grad(result, [*self.parameters, *asked], slope, allow_unused=True))
+        for total, part in zip(self.of_parameters, found, strict=False):
+            total += 0 if part is None else part
+        rest = iter(found[len(self.parameters) :])
+        at_q, at_k, at_weight = (None if leaf is None else next(rest) for leaf in leaves)
+        if self.where_q is not None and at_q is not None:
+            self.where_q[rows] += at_q
+        if self.where_k is not None and at_k is not None:
+            self.where_k.index_add_(0, slots, at_k)
+        if self.weight is not None and at_weight is not None:
+            self.weight[rows] += at_weight
+
+
+def _tile_backward(loop: _Loop, tile: int, count: int, grad: Tensor, saved: tuple, grads: list, sums: _Sums) -> None:
+    """Add what one tile contributes to all gradients."""
+    q, k, v, where_q, where_k, weight, out, lse, offset = saved
+    rows, slots = loop.rows(tile), loop.slots(tile, 0, count)
+    near_k = where_k.index_select(0, slots)
+    leaf_q = where_q[rows].detach().requires_grad_() if sums.where_q is not None else None
+    leaf_k = near_k.detach().requires_grad_() if sums.where_k is not None else None
+    leaf_w = weight[rows].detach().requires_grad_() if sums.weight is not None else None
+    with torch.enable_grad() if sums.wanted() else torch.no_grad():
+        extra = loop.key_channels(tile, near_k if leaf_k is None else leaf_k, q.dtype)
+        penalty = loop.penalty(
+            tile,
+            where_q[rows] if leaf_q is None else leaf_q,
+            near_k if leaf_k is None else leaf_k,
+            None if weight is None else weight[rows] if leaf_w is None else leaf_w,
+        )
+    k_near, v_near = loop.gather(k, v, slots, extra)
+    near = loop.by_head(grad[rows], q[rows], k_near, v_near, out[rows])
+    mass = lse[rows].unflatten(1, (-1, loop.heads)).permute(1, 2, 0)
+    if penalty is None:
+        slopes = attend_backward(*near, mass.to(q.dtype).contiguous(), loop.scale)  # type: ignore[call-arg, arg-type]
+    else:
+        best = offset[rows].unflatten(1, (-1, loop.heads)).permute(1, 2, 0)
+        bias = (best[..., None] - penalty.detach()).to(q.dtype)
+        shares, slope = logit_gradient(*near, mass.to(q.dtype), loop.scale, bias)  # type: ignore[call-arg, arg-type]
+        slopes = (loop.scale * (slope @ near[2]), loop.scale * (slope.mT @ near[1]), shares.mT @ near[0])
+        sums.add(penalty, -slope.double().sum_to_size(penalty.shape), rows, slots, [leaf_q, leaf_k, leaf_w])
+    to_q, to_k, to_v = (t.permute(2, 0, 1, 3).flatten(1, 2) for t in slopes)
+    if extra is not None:
+        to_extra = to_k[..., loop.head_dim : loop.head_dim + extra.shape[-1]].sum_to_size(extra.shape)
+        sums.add(extra, to_extra, rows, slots, [None, leaf_k, None])
+    grads[0][rows] = to_q
+    grads[1].index_add_(0, slots, to_k)
+    grads[2].index_add_(0, slots, to_v)

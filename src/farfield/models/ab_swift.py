@@ -27,7 +27,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from farfield.attention import LAAPE, LASPE, Encoding, RoPE
+from farfield.attention import LAAPE, LASPE, AllPairs, AttentionPlan, Encoding, RoPE, plan_attention
 from farfield.models.transformer_operator import Block, exactly, pointwise
 
 FIELDS = {"velocity": 3, "pressure": 1, "k": 1, "epsilon": 1}
@@ -153,6 +153,7 @@ class Branch:
     tokens: Tensor
     options: dict[str, Any]  # of :func:`farfield.local_attention`
     checkpointing: bool = False
+    plans: dict[tuple, tuple[Tensor, AttentionPlan | AllPairs]] = field(default_factory=dict)
 
     def offer(self, block: Block) -> Offer:
         return Offer(block, self.positions, *block.keys_values(self.tokens))
@@ -160,10 +161,23 @@ class Branch:
     def read(self, offer: Offer) -> None:
         """Let the tokens pass the offer's block; the one place where the network calls attention."""
         given = (self.tokens, offer.keys, offer.values, self.positions, offer.positions)
+        plan = self._plan(offer)
+        options = {**self.options, "plan": plan, "backend": plan.backend}
         if self.checkpointing and torch.is_grad_enabled():
-            self.tokens = checkpoint(offer.block.read, *given, use_reentrant=False, **self.options)
+            self.tokens = checkpoint(offer.block.read, *given, use_reentrant=False, **options)
         else:
-            self.tokens = offer.block.read(*given, **self.options)
+            self.tokens = offer.block.read(*given, **options)
+
+    def _plan(self, offer: Offer) -> AttentionPlan | AllPairs:
+        """The plan for reading from these points, made for the first block that does."""
+        encoding = offer.block.attention.encoding
+        key = (id(offer.positions), encoding.identity())
+        if key not in self.plans:  # the positions are kept too: another tensor may not get their id
+            plan = plan_attention(
+                self.positions, offer.positions, encoding=encoding, heads=offer.block.attention.heads, **self.options
+            )
+            self.plans[key] = (offer.positions, plan)
+        return self.plans[key][1]
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ encoding its output at a point does not depend on how large the domain around it
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from farfield.attention import Encoding, local_attention
+from farfield.attention import AllPairs, AttentionPlan, Encoding, local_attention, plan_attention, shared_positions
 
 # Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
 _CHUNK = 16_384
@@ -160,22 +160,53 @@ class TransformerOperator(nn.Module):
             raise ValueError(f"width must be a multiple of heads, got width {width} and {heads} heads")
         if encoding.space_dim() not in (None, space_dim):
             raise ValueError(f"the encoding is for {encoding.space_dim()} axes, space_dim is {space_dim}")
-        self.in_features, self.space_dim = in_features, space_dim
+        self.in_features, self.space_dim, self.heads = in_features, space_dim, heads
         self.checkpointing, self.backend, self.tolerance = checkpointing, backend, tolerance
         self.embed = nn.Linear(in_features, width)
         self.blocks = nn.ModuleList(Block(width, heads, copy.deepcopy(encoding), expansion) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.project = nn.Linear(width, out_features)
+        self._last_plan: tuple | None = None
 
-    def forward(self, features: Tensor, positions: Tensor) -> Tensor:
-        """(B, N, in), (N, P) or (B, N, P) -> (B, N, out)."""
+    def plan(
+        self, positions: Tensor, *, batch: int = 1, period: Sequence[float | None] | None = None
+    ) -> AttentionPlan | AllPairs:
+        """What all blocks need to know about the points: which keys each query can see, or that all pairs are computed.
+
+        ``forward`` makes it by itself, and keeps it as long as it is given the same points.
+        """
+        encoding = next(module for module in self.blocks.modules() if isinstance(module, Encoding))  # all are alike
+        heads = batch * self.heads
+        return plan_attention(
+            positions, encoding=encoding, tolerance=self.tolerance, backend=self.backend, period=period, heads=heads
+        )
+
+    def forward(
+        self,
+        features: Tensor,
+        positions: Tensor,
+        *,
+        period: Sequence[float | None] | None = None,
+        plan: AttentionPlan | AllPairs | None = None,
+    ) -> Tensor:
+        """(B, N, in), (N, P) or (B, N, P) -> (B, N, out).
+
+        ``period`` is the length per axis after which the domain repeats, None for axes that do not; ``plan`` that of
+        these points, made here if not given.
+        """
         if features.ndim != 3 or features.shape[-1] != self.in_features:
             raise ValueError(
                 f"features must have the shape (batch, points, {self.in_features}), got {tuple(features.shape)}"
             )
         if positions.shape[-1] != self.space_dim:
             raise ValueError(f"positions must have {self.space_dim} axes, got the shape {tuple(positions.shape)}")
-        options: dict[str, Any] = {"backend": self.backend, "tolerance": self.tolerance}
+        positions = shared_positions(positions)
+        if plan is None and features.shape[0] and features.shape[1] and not torch.compiler.is_compiling():
+            plan = self._plan_of(positions, len(features), period)
+            if not positions.requires_grad and positions.ndim == plan.cloud.query_positions.ndim:
+                positions = plan.cloud.query_positions  # blocks see at once that these are the plan's own
+        options: dict[str, Any] = {"tolerance": self.tolerance, "period": period, "plan": plan}
+        options["backend"] = self.backend if plan is None else plan.backend
         x = pointwise(lambda part: exactly(self.embed, part), features)
         for block in self.blocks:
             if self.checkpointing and torch.is_grad_enabled():
@@ -183,3 +214,20 @@ class TransformerOperator(nn.Module):
             else:
                 x = block(x, positions, **options)
         return pointwise(lambda part: exactly(self.project, self.norm(part)), x)
+
+    def _plan_of(
+        self, positions: Tensor, batch: int, period: Sequence[float | None] | None
+    ) -> AttentionPlan | AllPairs:
+        """The plan of these points: the last one, if a rollout or a training set comes back to the same points."""
+        wanted = (self.backend, self.tolerance, batch, None if period is None else tuple(period))
+        if self._last_plan is not None:
+            known, plan = self._last_plan
+            where = plan.cloud.query_positions
+            alike = (
+                where.shape == positions.shape and where.dtype == positions.dtype and where.device == positions.device
+            )
+            if known == wanted and alike and torch.equal(where, positions.detach()):
+                return plan
+        plan = self.plan(positions.detach().clone(), batch=batch, period=period)  # whatever becomes of the caller's
+        self._last_plan = (wanted, plan)
+        return plan

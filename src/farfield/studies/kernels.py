@@ -10,7 +10,7 @@ import torch
 
 from farfield.attention.functional import local_attention
 from farfield.attention.locality import LAAPE, LASPE, Encoding, RoPE
-from farfield.attention.plan import AttentionPlan
+from farfield.attention.plan import AttentionPlan, typical_reach
 from farfield.attention.tiles import Tiles
 from farfield.style import ASYMMETRIC_COLOUR, COLOURS, NAMES
 
@@ -131,7 +131,7 @@ def draw_plan(plan: AttentionPlan, positions: torch.Tensor, path: str | Path, ti
     reach = plan.reaches[0]
     tile = len(plan.queries) // 2 if tile is None else tile
     start = int(reach.start[tile])
-    chosen = reach.key_tile[start : start + int(reach.counts()[tile])].long()
+    chosen = reach.key_tile[start : start + int(reach.counts(typical_reach(plan.tolerance))[tile])].long()
 
     def boxes(tiles: Tiles, which: torch.Tensor, **style: Any) -> PatchCollection:
         corners, sizes = tiles.low[which], (tiles.high - tiles.low)[which]

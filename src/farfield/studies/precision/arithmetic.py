@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from farfield.attention import Encoding, RoPE, local_attention
+from farfield.attention import Encoding, Rotary, local_attention
 from farfield.attention.dense import kernel
 
 Way = Literal["published", "local"]
@@ -58,9 +58,9 @@ def published_channels(
     )
 
 
-def _turn(x: Tensor, positions: Tensor, rotary: Encoding | None) -> Tensor:
+def _turn(x: Tensor, positions: Tensor, rotary: Rotary | None) -> Tensor:
     """The rotary embedding with angles formed in the positions' own precision, from global coordinates."""
-    if not isinstance(rotary, RoPE):
+    if rotary is None:
         return x
     frequencies = rotary.frequencies(x.shape[-1], positions.shape[-1]).to(positions)
     angles = (positions[..., None] * frequencies).flatten(-2)  # (N, P F)

@@ -1,0 +1,173 @@
+"""Clouds made to break the tolerance of tiled attention: does it hold on each of them, for every query?
+
+    python benchmarks/adversarial_attention.py [clouds] [first seed] [--json FILE]
+
+Each seed draws a cloud (uniform, spots in an empty field, graded over six orders of magnitude, on a line, queries far
+from every key), 1 to 3 axes, an encoding, decay lengths that may be spread a thousand times over heads and axes, and
+queries and keys times 1, 4 or 20, some with a few keys that stand out. The tiled backend, at tolerances 1e-2 and 1e-4
+in float32 and 1e-6 in float64, is compared with the formula in float64, query by query:
+
+    error over tolerance = max over queries of |out - exact| / (tolerance V),   V as the certificate promises it:
+
+the largest |v| that the query's tile has read, taken here as the largest of the keys with Phi up to 6 above that of the
+best, which every tile reads, or tolerance times the largest of all. Prints the worst ratio by encoding and tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import farfield as ff
+
+ENCODINGS = ("rope", "laspe", "laape", "laape-asymmetric", "flashbias", "alibi", "window")
+CLOUDS = ("uniform", "spots", "graded", "line", "far")
+TOLERANCES = ((1e-2, torch.float32), (1e-4, torch.float32), (1e-6, torch.float64))
+
+
+@dataclass
+class Case:
+    """One adversarial problem, in float64."""
+
+    description: str
+    encoding_name: str
+    encoding: ff.Encoding
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    queries: Tensor
+    keys: Tensor | None
+
+    def attend(self, dtype: torch.dtype, **options: object) -> Tensor:
+        q, k, v = (t.to(dtype) for t in (self.q, self.k, self.v))
+        return ff.local_attention(q, k, v, self.queries, self.keys, encoding=self.encoding, **options)  # type: ignore[arg-type]
+
+
+def draw_case(seed: int) -> Case:
+    """The problem of a seed."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(*choices):  # type: ignore[no-untyped-def]
+        return choices[int(torch.randint(len(choices), (), generator=generator))]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    space_dim, heads, head_dim = pick(1, 2, 3), pick(1, 2, 3), pick(4, 8, 16, 32)
+    count, cross = pick(1, 70, 300, 700, 1100, 2000), pick(True, False)
+    name, shape, scale = pick(*ENCODINGS), pick(*CLOUDS), pick(1.0, 4.0, 20.0)
+    width = 1000.0
+    length = width * 10 ** float(-2.5 * uniform() + 0.2)
+    lengths = length * 10 ** (3 * uniform(heads, space_dim) - 1.5) if pick(True, False) else torch.tensor(length)
+
+    def cloud(n: int) -> Tensor:
+        if shape == "spots":
+            middles = width * uniform(4, space_dim)
+            return middles[torch.randint(4, (n,), generator=generator)] + 0.01 * width * normal(n, space_dim)
+        if shape == "graded":
+            return width * 10 ** (-6 * uniform(n, 1)) * normal(n, space_dim) / 3
+        if shape == "line":
+            return width * uniform(n, 1) * torch.ones(space_dim, dtype=torch.float64) + 1e-3 * normal(n, space_dim)
+        return width * uniform(n, space_dim)
+
+    queries = cloud(count)
+    keys = cloud(pick(1, 64, 300, 800, 1500)) if cross or shape == "far" else None
+    if shape == "far":
+        away = normal(1, space_dim)
+        queries = queries + away / away.norm() * length * 10 ** float(0.7 + 1.7 * uniform())
+    number = count if keys is None else len(keys)
+    q, k, v = (normal(1, heads, n, head_dim) for n in (count, number, number))
+    q, k = scale * q, scale * k
+    if pick(True, False):  # a few keys and values stand out, and some queries ask for them
+        rare = torch.randint(number, (max(1, number // 100),), generator=generator)
+        k[:, :, rare] *= 3
+        v[:, :, rare] *= pick(1.0, 100.0)
+        asked = torch.randint(count, (max(1, count // 50),), generator=generator)
+        q[:, :, asked] = k[:, :, rare[torch.randint(len(rare), (len(asked),), generator=generator)]]
+    rotary = pick(None, ff.RoPE(), ff.RoPE(2 * width, width / 50))
+    if name == "rope":
+        encoding: ff.Encoding = ff.RoPE()
+    elif name == "laspe":
+        encoding = ff.LASPE(lengths, rotary=rotary)
+    elif name == "laape":
+        encoding = ff.LAAPE(lengths, rotary=rotary)
+    elif name == "laape-asymmetric":
+        encoding = ff.LAAPE(decay_length_plus=lengths, decay_length_minus=lengths * pick(0.2, 3.0), rotary=rotary)
+    elif name == "flashbias":
+        encoding = ff.FlashBias(length, heads, head_dim, rotary=rotary)
+        torch.nn.init.normal_(encoding.weight, std=0.3 / scale, generator=generator)
+    elif name == "alibi":
+        encoding = ff.ALiBi(1 / length, rotary=rotary)
+    else:
+        encoding = ff.Window(2 * length, rotary=rotary)
+    # float32 holds what all precisions are given
+    given = [t.float().double() for t in (q, k, v, queries)] + [None if keys is None else keys.float().double()]
+    described = f"{seed}: {name}, {shape}, {space_dim}D, {count} x {number}, scale {scale:g}, length {length:.3g}"
+    return Case(described, name, encoding.double(), *given)  # type: ignore[arg-type]
+
+
+def ratio(case: Case, exact: Tensor, tolerance: float, dtype: torch.dtype, backend: str = "tiled") -> float:
+    """The largest error of a query over what the tolerance allows it."""
+    out = case.attend(dtype, backend=backend, tolerance=tolerance).double()
+    allowed = tolerance * _values_in_reach(case, tolerance)
+    error = (out - exact).norm(dim=-1)
+    return float(torch.where(error > 0, error / allowed, 0.0).max()) if error.numel() else 0.0
+
+
+def _values_in_reach(case: Case, tolerance: float) -> Tensor:
+    keys = case.queries if case.keys is None else case.keys
+    penalty = case.encoding.penalty((case.queries[:, None] - keys)[None, None])
+    near = penalty - penalty.amin(-1, keepdim=True) <= 6
+    value = case.v.norm(dim=-1)
+    reached = torch.where(near, value[:, :, None], 0.0).amax(-1)
+    return torch.maximum(reached, tolerance * value.amax(-1, keepdim=True))
+
+
+def measure(clouds: int, first: int = 0) -> dict[str, dict[str, float]]:
+    """The worst ratio by encoding and tolerance; cases above 1 are printed."""
+    worst: dict[str, dict[str, float]] = {name: {"clouds": 0} for name in ENCODINGS}
+    for seed in range(first, first + clouds):
+        case = draw_case(seed)
+        exact = case.attend(torch.float64, backend="reference")
+        row = worst[case.encoding_name]
+        row["clouds"] += 1
+        for tolerance, dtype in TOLERANCES:
+            found = ratio(case, exact, tolerance, dtype)
+            row[f"{tolerance:g}"] = max(row.get(f"{tolerance:g}", 0.0), found)
+            if not found <= 1:
+                print(f"  above the tolerance {tolerance:g} by {found:.3g}: {case.description}", flush=True)
+    return worst
+
+
+def table(worst: dict[str, dict[str, float]]) -> str:
+    """The ratios as Markdown."""
+    names = [f"{tolerance:g}" for tolerance, _ in TOLERANCES]
+    lines = ["| encoding | clouds | " + " | ".join(names) + " |", "|" + "---|" * (2 + len(names))]
+    for name, row in worst.items():
+        cells = [f"{row[t]:.2g}" if t in row else "" for t in names]
+        lines.append(f"| {name} | {row['clouds']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clouds", type=int, nargs="?", default=10_000)
+    parser.add_argument("first", type=int, nargs="?", default=0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    start = time.perf_counter()
+    with torch.no_grad():
+        rows = measure(arguments.clouds, arguments.first)
+    print(f"error over tolerance, the worst of {arguments.clouds} clouds ({time.perf_counter() - start:.0f} s)\n")
+    print(table(rows))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1))

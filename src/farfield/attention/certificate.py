@@ -1,0 +1,277 @@
+"""How many keys a tile must read so that what it leaves out is certain not to matter.
+
+For a query i let K be the keys it has read, Z = sum_K exp(s_ij) their mass, s_ij = q_i . k_j / sqrt(D) - w_i Phi_ij the
+logits (q and k rotated; w = 1 but for FlashBias), o its output over K, and D the keys left out. *The promise*:
+
+    | o - o_exact |  <=  tolerance V,      V = the largest |v_j| that the query's tile has read,
+
+or ``tolerance`` times the largest of all |v_j| of the head, if that is more; | | is the Euclidean norm over channels.
+
+*Proof.* Put e_j = exp(s_ij). Then o_exact - o = sum_D e_j (v_j - o) / (Z + sum_D e_j), and |o| <= V, so that
+
+    | o_exact - o |  <=  sum_D e_j (|v_j| + V) / Z.                                                            (1)
+
+For the keys of a tile J, with centroid c, y_j = q_i . (k_j - c) / sqrt(D), Q >= |q_i| and r = max |k_j - c|:
+|y_j| <= M = Q r / sqrt(D), and e^y <= 1 + y + y^2 (e^M - 1 - M) / M^2 for y <= M, since (e^y - 1 - y) / y^2 rises. The
+y_j sum to 0, their squares to at most Q^2 lambda / D, lambda the largest eigenvalue of sum (k_j - c)(k_j - c)^T, which
+(tr S^8)^(1/8) bounds. Hence, with Phi_iJ the smallest potential between the query and the tile's box,
+
+    sum_J e_j  <=  exp( q_i . c / sqrt(D) - w_i Phi_iJ ) ( n_J + Q^2 lambda / D (e^M - 1 - M) / M^2 ),         (2)
+
+and also <= n_J exp(Q max|k_j| / sqrt(D) - w_i Phi_iJ): the smaller is taken. Queries are taken 64 at a time, a
+*subtile*, with the smallest Phi_iJ and log Z, the largest Q and q_i . c among them. Keys that no list names weigh at
+most exp(Q max|k| / sqrt(D)) times the sum of n exp(-w Phi) over the branches that the plan dropped. Reading more keys
+only raises Z and V, so both may be those of the keys read so far: a tile reads down its list until the right side of
+(1), by (2), is at most ``tolerance`` V for each of its subtiles and heads. That is all; nothing is sampled.   []
+
+*Gradients* follow: the weights p change by |p - p'|_1 <= 2 sum_D e_j / Z <= tolerance, so with an output gradient g_i
+the gradient of q_i is off by at most 3 tolerance |g_i| max|v| max|k| / sqrt(D), those of all v_j together by at most
+tolerance sum_i |g_i|. Those of positions and lengths carry a factor dPhi besides, which the dropped keys make up for by
+their exp(-Phi): they are tested, not bounded.
+
+Rounding is no part of the bound: where float32 could spoil it (large logits, small tolerances) attention computes in
+float64, see :mod:`farfield.attention.functional`.
+
+With ``certify=False`` (2) is replaced by what a tile weighs if its logits are normally distributed,
+n_J exp(q . c / sqrt(D) + |q|^2 tr S / (2 n D^2) - w Phi_iJ): about right on average, no bound, and a few keys fewer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from farfield.attention.cloud import box_potential
+from farfield.attention.encoding import Encoding
+from farfield.attention.plan import AttentionPlan, Reach
+from farfield.attention.tiles import Tiles
+
+# Numbers in one table of subtiles x key tiles x heads.
+_AT_A_TIME = 1 << 18
+# Rounding of the sums themselves.
+_SAFETY = 1.01
+# Keys are summed up so many at a time.
+_ROWS = 1 << 17
+
+
+@dataclass
+class KeySummary:
+    """What (2) needs to know of the keys of each tile, by head (T, G)."""
+
+    centroid: Tensor  # (T, G, D)
+    radius: Tensor
+    spread: Tensor  # lambda, or the mean of |k - c|^2 where only an estimate is asked for
+    longest: Tensor
+    value: Tensor  # largest |v|
+
+
+@dataclass
+class QuerySummary:
+    """What (2) needs to know of the queries of each subtile, by head (S, G)."""
+
+    middle: Tensor  # (S, G, D)
+    radius: Tensor  # largest |q - middle|
+    longest: Tensor
+    weight: Tensor | None  # smallest w
+
+
+def summarise_keys(k: Tensor, v: Tensor, keys: Tiles, certify: bool) -> KeySummary:
+    """From sorted k (N, G, D) and v (N, G, *), whatever their further channels."""
+    parts = []
+    tiles_at_a_time = max(1, _ROWS // keys.size)
+    for first in range(0, len(keys), tiles_at_a_time):
+        start = keys.start[first : first + tiles_at_a_time + 1]
+        rows = slice(int(start[0]), int(start[-1]))
+        parts.append(_summarise(_padded(k[rows], start), _padded(v[rows], start), start.diff().to(k.device), certify))
+    return KeySummary(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def _summarise(k: Tensor, v: Tensor, count: Tensor, certify: bool) -> tuple[Tensor, ...]:
+    """Of tiles (T, n, G, D) whose rows beyond ``count`` are zero."""
+    k = torch.nan_to_num(k, 0.0, 0.0, 0.0)  # a diverged prediction goes on; no list is long enough for it
+    number = count[:, None, None].to(k)
+    centroid = k.sum(1) / number
+    there = torch.arange(k.shape[1], device=k.device) < count[:, None]
+    apart = torch.where(there[..., None, None], k - centroid[:, None], torch.zeros((), dtype=k.dtype, device=k.device))
+    square = apart.square().sum(-1)
+    if certify:
+        x = apart.permute(0, 2, 1, 3)
+        gram = x @ x.mT if x.shape[2] <= x.shape[3] else x.mT @ x
+        scale = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=torch.finfo(k.dtype).tiny)
+        gram = gram / scale[..., None, None]  # powers of the trace's own size neither over- nor underflow
+        square_of_it = gram @ gram
+        spread = scale * (square_of_it @ square_of_it).square().sum((-1, -2)).pow(0.125)
+    else:
+        spread = square.sum(1) / number[..., 0]
+    longest = k.square().sum(-1).amax(1).sqrt()
+    value = torch.nan_to_num(v, 0.0, 0.0, 0.0).square().sum(-1).amax(1).sqrt()
+    return centroid, square.amax(1).sqrt(), spread, longest, value
+
+
+def summarise_queries(q: Tensor, weight: Tensor | None, subtiles: Tiles) -> QuerySummary:
+    """From sorted q (N, G, D) and the factor on Phi (N, G, 1)."""
+    parts = []
+    tiles_at_a_time = max(1, _ROWS // subtiles.size)
+    for first in range(0, len(subtiles), tiles_at_a_time):
+        start = subtiles.start[first : first + tiles_at_a_time + 1]
+        rows = slice(int(start[0]), int(start[-1]))
+        part = torch.nan_to_num(_padded(q[rows], start), 0.0, 0.0, 0.0)
+        count = start.diff().to(q.device)
+        there = (torch.arange(part.shape[1], device=q.device) < count[:, None])[..., None]
+        middle = part.sum(1) / count[:, None, None].to(part)
+        apart = (part - middle[:, None]).square().sum(-1).masked_fill(~there, 0.0)
+        parts.append((middle, apart.amax(1).sqrt(), part.square().sum(-1).amax(1).sqrt()))
+    smallest = None if weight is None else lowest_of(weight[..., 0], subtiles)
+    middle, radius, longest = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    return QuerySummary(middle, radius, longest, smallest)
+
+
+def lowest_of(values: Tensor, tiles: Tiles) -> Tensor:
+    """The smallest of values (N, G) in each tile (T, G); NaN, of a diverged query, counts for nothing."""
+    owner = torch.repeat_interleave(torch.arange(len(tiles)), tiles.count()).to(values.device)
+    values = torch.nan_to_num(values, torch.inf, torch.inf)
+    out = torch.full((len(tiles), values.shape[1]), torch.inf, dtype=values.dtype, device=values.device)
+    return out.scatter_reduce_(0, owner[:, None].expand_as(values), values, "amin")
+
+
+def _padded(rows: Tensor, start: Tensor) -> Tensor:
+    """Rows (n, G, D) of some tiles, whose slots begin at ``start``, as (T, size, G, D), filled up with zeros."""
+    count = start.diff()
+    size, tiles = int(count.max()), len(count)
+    if bool((count == size).all()):
+        return rows.unflatten(0, (tiles, size))
+    place = torch.arange(len(rows)) - torch.repeat_interleave(start[:-1] - start[0], count)
+    place = place + size * torch.repeat_interleave(torch.arange(tiles), count)
+    out = rows.new_zeros((tiles * size, *rows.shape[1:]))
+    return out.index_copy_(0, place.to(rows.device), rows).unflatten(0, (tiles, size))
+
+
+@dataclass
+class Certificate:
+    """Tells from the mass that tiles have read how far down their lists they must go; see the module's text."""
+
+    plan: AttentionPlan
+    reach: Reach
+    encoding: Encoding  # of the heads of the reach, or of one of them where they are alike
+    queries: QuerySummary
+    keys: KeySummary
+    head_dim: int
+    certify: bool
+
+    def __post_init__(self) -> None:
+        subtiles, tiles = self.plan.subtiles, self.plan.queries
+        self.first = torch.searchsorted(subtiles.start, tiles.start)  # the first subtile of each tile, and the end
+        self.longest = self.keys.longest.amax(0)  # (G,)
+        self.largest = self.keys.value.amax(0)
+        device = self.keys.longest.device
+        self.low, self.high = (t.to(device) for t in (self.plan.keys.low, self.plan.keys.high))
+        self.points = self.plan.keys.count().to(self.keys.longest)
+
+    @torch.no_grad()
+    def needed(self, lse: Tensor, counts: Tensor) -> tuple[Tensor, float]:
+        """How many key tiles each tile must read (Tq,), given log Z (S, G) of its subtiles over the first ``counts``.
+
+        The second number says by how much (in Phi) the lists are too short, 0 if they suffice.
+        """
+        lengths, needed, short = self.reach.lengths(), counts.clone(), 0.0
+        groups = self.longest.shape[0]
+        tile = 0
+        while tile < len(counts):
+            stop, width = tile, 0
+            while stop < len(counts):  # as many tiles as fit into one table
+                width = max(width, int(lengths[stop]))
+                subtiles = int(self.first[stop + 1] - self.first[tile])
+                if stop > tile and subtiles * width * groups > _AT_A_TIME:
+                    break
+                stop += 1
+            some, missing = self._needed(tile, stop, lse, counts[tile:stop])
+            needed[tile:stop], short = torch.maximum(counts[tile:stop], some), max(short, missing)
+            tile = stop
+        return needed, short
+
+    def _needed(self, tile: int, stop: int, lse: Tensor, counts: Tensor) -> tuple[Tensor, float]:
+        reach, device, root = self.reach, lse.device, math.sqrt(self.head_dim)
+        start, lengths = reach.start[tile:stop], reach.lengths()[tile:stop]
+        width = int(lengths.max())
+        rank = torch.arange(width)
+        listed = rank < lengths[:, None]
+        entry = (start[:, None] + rank).clamp(max=len(reach.key_tile) - 1)
+        keys = torch.where(listed, reach.key_tile[entry].long(), 0).to(device)  # (I, T)
+        read = (rank < counts[:, None]).to(device)
+        s = slice(int(self.first[tile]), int(self.first[stop]))
+        owner = torch.repeat_interleave(torch.arange(stop - tile), self.first[tile : stop + 1].diff()).to(device)
+
+        value = self.keys.value[keys]  # (I, T, G)
+        scale = torch.where(read[..., None], value, 0.0).amax(1)
+        scale = torch.maximum(scale, self.plan.tolerance * self.largest)
+        scale = torch.where(scale > 0, scale, 1.0)
+        share = (0.5 + 0.5 * value / scale[:, None])[owner]  # (S, T, G): (|v_j| + V) / 2 V
+
+        weight = None if self.queries.weight is None else self.queries.weight[s]
+        mass = self._logits(s, keys, owner, root) - self._potentials(s, keys, owner, weight) - lse[s, None].double()
+        mass = torch.where(listed.to(device)[owner][..., None], mass.exp() * share, 0.0)
+        tail = mass.flip(1).cumsum(1).flip(1)  # what is left out if the list ends before this entry
+
+        most = (self.queries.longest[s] * self.longest / root).double()
+        if not self.certify:
+            mean = (self.keys.spread * self.points[:, None]).sum(0) / self.points.sum()
+            most = 0.5 * self.queries.longest[s].square().double() * mean / self.head_dim**2
+        log_unlisted = self._unlisted(tile, stop, owner, weight)
+        outside = torch.exp(most + log_unlisted - lse[s].double())
+        outside = outside * (0.5 + 0.5 * (self.largest / scale)[owner])
+        allowed = self.plan.tolerance / 2 / _SAFETY
+        missing = torch.log(outside / (allowed / 4)).amax() if outside.numel() else torch.zeros(())
+        enough = tail + outside[:, None] <= allowed
+        enough |= ~listed.to(device)[owner][..., None]
+        needed = torch.where(enough.all(-1), 0, rank.to(device) + 1).amax(1)  # (S,)
+        out = torch.zeros(stop - tile, dtype=torch.int64, device=device).scatter_reduce_(0, owner, needed, "amax")
+        return out.cpu().clamp(max=lengths), max(0.0, float(torch.nan_to_num(missing, 0.0)))
+
+    def _logits(self, s: slice, keys: Tensor, owner: Tensor, root: float) -> Tensor:
+        """log of the sum over each tile's keys of exp(q . k / sqrt(D)): a bound, or an estimate. (S, T, G)."""
+        centroid = self.keys.centroid[keys].transpose(1, 2)  # (I, G, T, D)
+        middle = self.queries.middle[s]
+        along = torch.einsum("sgd,sgtd->stg", middle, centroid[owner]) / root
+        number = self.points[keys][owner][..., None].log()
+        longest = self.queries.longest[s][:, None]  # (S, 1, G)
+        if not self.certify:
+            variance = longest.square() * self.keys.spread[keys][owner] / self.head_dim**2
+            return (along + number + variance / 2).double()
+        aside = self.queries.radius[s][:, None] * self.keys.centroid.norm(dim=-1)[keys][owner] / root
+        most = longest * self.keys.radius[keys][owner] / root  # M
+        small = most.clamp(min=0.05)  # (e^M - 1 - M) / M^2 rises with M
+        curve = small + torch.log1p(-(1 + small) * torch.exp(-small)) - 2 * small.log()
+        second = curve + 2 * longest.log() + self.keys.spread[keys][owner].log() - math.log(self.head_dim)
+        by_moments = along + aside + torch.logaddexp(number.expand_as(second), second)
+        by_length = number + longest * self.keys.longest[keys][owner] / root
+        return torch.minimum(by_moments, by_length).double()
+
+    def _potentials(self, s: slice, keys: Tensor, owner: Tensor, weight: Tensor | None) -> Tensor:
+        """w Phi from below, between subtiles and the boxes of their tiles' keys: (S, T, G) or (S, T, 1), float64."""
+        subtiles = self.plan.subtiles
+        low, high = (b[s].to(keys.device)[:, None] for b in (subtiles.low, subtiles.high))
+        phi = box_potential(self.encoding, low - self.high[keys][owner], high - self.low[keys][owner])
+        if phi.ndim == 3:  # heads that learned lengths of their own come first
+            batch = self.longest.shape[0] // phi.shape[0]
+            phi = phi.permute(1, 2, 0).repeat(1, 1, batch)
+        else:
+            phi = phi[..., None]
+        phi = phi * (1 - 1e-14)  # huge ones are rounded, and may be smaller than they seem
+        return phi if weight is None else phi * weight[:, None].double()
+
+    def _unlisted(self, tile: int, stop: int, owner: Tensor, weight: Tensor | None) -> Tensor:
+        """log of the sum of n exp(-w Phi) over what no list names: (S, 1) or (S, G).
+
+        For w >= 1 each summand shrinks by exp(-(w - 1) Phi_min); for w < 1 the sum of the powers is at most
+        n^(1 - w) times the power of the sum.
+        """
+        mass = self.reach.unlisted_mass[tile:stop].to(owner.device)[owner][:, None]
+        if weight is None:
+            return mass
+        edge = (self.reach.best + self.reach.limit)[tile:stop].to(owner.device)[owner][:, None]
+        number = self.reach.unlisted[tile:stop].to(owner.device)[owner][:, None].clamp(min=1.0).log()
+        w = weight.double()
+        return torch.where(w >= 1, mass - (w - 1) * edge, (1 - w) * number + w * mass)

@@ -1,0 +1,108 @@
+"""Which backend "auto" takes: the one that is expected to be faster, if it can serve the points at all."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from farfield.attention.cloud import Cloud, rising_reach
+from farfield.attention.dense import AllPairs, channel_error
+from farfield.attention.encoding import Encoding
+from farfield.attention.locality import LAAPE
+from farfield.attention.plan import AttentionPlan, plan_cloud, typical_reach
+
+BACKENDS = ("auto", "reference", "dense", "tiled", "flex")
+# Costs in pairs of one head, measured: a tiled call besides its pairs, each point of it, and a pair beside a dense one.
+_PER_CALL = 1_500_000
+_PER_POINT = 1_200
+_PER_PAIR = 1.15
+
+
+def choose(
+    cloud: Cloud, encoding: Encoding, tolerance: float, groups: int, dtype: torch.dtype, device: torch.device
+) -> AttentionPlan | AllPairs:
+    """The plan that "auto" stands for; ``groups`` are heads times batch entries that share the points."""
+    dtype = torch.promote_types(dtype, torch.float32)
+    obstacle = obstacle_to_channels(cloud, encoding, dtype)
+    queries, keys = cloud.query_positions.shape[-2], cloud.key_positions.shape[-2]
+    entries = 1 if cloud.one_for_all else cloud.batch()
+    pairs = entries * queries * keys
+
+    def all_pairs(backend: str, reason: str) -> AllPairs:
+        return AllPairs(cloud, tolerance, encoding.identity(), backend, reason)
+
+    if not encoding.local and cloud.lengths is None and cloud.key_mask is None:
+        return all_pairs("dense", f"{type(encoding).__name__} alone is not local, every key counts")
+    overhead = _PER_CALL + _PER_POINT * entries * (queries + keys)
+    simple = cloud.lengths is None and cloud.key_mask is None and cloud.period is None
+    if simple and groups * pairs <= overhead:
+        few = f"{pairs} pairs are so few that a plan would cost more than it saves"
+        if not obstacle:
+            return all_pairs("dense", few)
+        if not encoding.decomposes:
+            return all_pairs("reference", f"{type(encoding).__name__} does not decompose, and {pairs} pairs are few")
+    if simple and not obstacle:
+        share = _share_in_reach(cloud, encoding, tolerance)
+        if groups * pairs <= overhead + _PER_PAIR * share * groups * pairs:
+            return all_pairs(
+                "dense", f"{100 * share:.0f} % of all pairs are in reach, so skipping the rest would not pay"
+            )
+    plan = plan_cloud(cloud, encoding, tolerance)
+    density = plan.density()
+    if simple and not obstacle and groups * pairs <= plan.cost(groups):
+        return all_pairs(
+            "dense", f"{100 * density:.0f} % of all pairs are in reach, so skipping the rest would not pay"
+        )
+    plan.reason = f"{100 * density:.2g} % of all pairs are in reach"
+    if device.type == "cuda" and flex_can_be_trusted(device):
+        flex = plan_cloud(cloud, encoding, tolerance, backend="flex")
+        flex.reason = plan.reason + ", and the device is CUDA"
+        return flex
+    return plan
+
+
+@torch.no_grad()
+def _share_in_reach(cloud: Cloud, encoding: Encoding, tolerance: float) -> float:
+    """The share of pairs that count in layers with ordinary logits, from some queries and keys."""
+    queries, keys = (p.detach() if p.ndim == 2 else p[0].detach() for p in (cloud.query_positions, cloud.key_positions))
+    some_q, some_k = (p[torch.linspace(0, len(p) - 1, min(len(p), n)).long()] for p, n in ((queries, 24), (keys, 768)))
+    penalty = encoding.penalty((some_q[:, None] - some_k[None]).double())
+    excess = penalty - encoding.floor(cloud.space_dim).to(penalty)
+    return float((excess <= typical_reach(tolerance)).double().mean())
+
+
+def obstacle_to_channels(
+    cloud: Cloud, encoding: Encoding, dtype: torch.dtype, weight: Tensor | None = None, image_reach: float = 0.0
+) -> str | None:
+    """Why the dense backend cannot serve these points, and what can; None if it can."""
+    name = type(encoding).__name__
+    if not encoding.decomposes:
+        return (
+            f"backend='dense' needs a bias that decomposes into channels, {name} does not: "
+            "use backend='tiled' or 'reference'"
+        )
+    limit = encoding.channel_range(dtype, channel_error(dtype))
+    if limit is None:
+        return None
+    if weight is not None:
+        limit = limit / math.sqrt(max(1.0, float(weight.detach().max().nan_to_num(1.0))))
+    both = [encoding.coordinates(p.detach()).flatten(0, -2) for p in (cloud.query_positions, cloud.key_positions)]
+    width = torch.maximum(both[0].amax(0), both[1].amax(0)) - torch.minimum(both[0].amin(0), both[1].amin(0))
+    if cloud.period is not None:  # images lie around the domain
+        width = width.double() + 2 * rising_reach(encoding, cloud.space_dim, image_reach).to(width.device)
+    if not bool((width > limit.to(width)).any()):
+        return None
+    failure = "overflows" if isinstance(encoding, LAAPE) else "loses its bias to rounding"
+    return (
+        f"backend='dense' with {name} {failure} in {dtype} beyond a domain of "
+        f"{limit.tolist()} per axis, this one is {width.tolist()} wide: use backend='tiled'"
+    )
+
+
+def flex_can_be_trusted(device: torch.device) -> bool:
+    """Whether FlexAttention compiles on a device and agrees with the tiled backend; tried once, said if not."""
+    from farfield.attention.flex import agrees_with_tiled
+
+    return agrees_with_tiled(device)
