@@ -18,7 +18,7 @@ from farfield.api import evaluate, load
 from farfield.evaluation.evaluate import Amount
 from farfield.problems import problem_named
 from farfield.problems.urban_wind.buildings import Box, boxes_to_mesh, write_stl
-from farfield.problems.urban_wind.city import City, base_fields
+from farfield.problems.urban_wind.city import CHANNELS, City, base_fields
 from farfield.problems.urban_wind.column_config import ColumnRun
 from farfield.problems.urban_wind.column_training import Cities
 from farfield.problems.urban_wind.files import UrbanWindFiles
@@ -104,7 +104,7 @@ def test_a_mirrored_item_has_the_same_loss_as_its_city(columns: ColumnRun, urban
     city = City.around(case)
     for one, sign in ((city, 1.0), (city.mirrored(), -1.0)):
         query = one.query(case.positions * np.array([1, sign, 1], dtype=np.float32))
-        flat = one.cells().permute(2, 3, 1, 0).reshape(-1, len(one.channels))
+        flat = one.cells().reshape(-1, len(CHANNELS))
         base = base_fields((flat[query.cells] * query.weights[..., None]).sum(1), query)
         if sign > 0:
             straight = base

@@ -62,34 +62,39 @@ def city() -> City:
     return City.around(case_of(random_buildings(np.random.default_rng(5), 1.0, SPACING)))
 
 
+def framed(cells: torch.Tensor, frame: tuple[int, int, int, int]) -> torch.Tensor:
+    """With so many empty columns before and behind along x, then y."""
+    return torch.nn.functional.pad(cells, (0, 0, 0, 0, *frame))
+
+
 @torch.no_grad()
 def volume(model: ColumnNetwork, cells: torch.Tensor, city: City, **options: object) -> torch.Tensor:
-    air = torch.ones(cells.shape[-2:]) if cells.shape[-2:] != city.air().shape else city.air()
+    air = torch.ones(cells.shape[:2])
     flat = model.volume(cells[None], air[None], city.profile()[None], **options)[0]
-    return flat.view(*cells.shape[-2:], LEVEL_COUNT, -1)
+    return flat.view(*cells.shape[:2], LEVEL_COUNT, -1)
 
 
 @pytest.mark.parametrize("encoding", [None, local(), RoPE(max_wavelength=400.0, min_wavelength=32.0)])
 def test_moving_a_city_by_a_token_moves_the_answer(city: City, encoding: Encoding | None) -> None:
     """With an empty frame around both, so that only the place within the lattice differs."""
     model = network(encoding)
-    cells = city.cells()[:, :, :40, :40]
-    first = torch.nn.functional.pad(cells, (60, 68, 60, 68))
-    second = torch.nn.functional.pad(cells, (64, 64, 68, 60))
+    cells = city.cells()[:40, :40]
+    first = framed(cells, (60, 68, 60, 68))
+    second = framed(cells, (64, 64, 68, 60))
     a, b = volume(model, first, city)[60:100, 60:100], volume(model, second, city)[68:108, 64:104]
     # Attention sees how far the frame reaches unless it is local: RoPE alone is not, and has no such promise.
     if not isinstance(encoding, RoPE):
         assert torch.allclose(a, b, atol=2e-4)
-    phased = volume(model, torch.nn.functional.pad(cells, (59, 69, 60, 68)), city, phase=(0, 1))[60:100, 59:99]
+    phased = volume(model, framed(cells, (59, 69, 60, 68)), city, phase=(0, 1))[60:100, 59:99]
     if not isinstance(encoding, RoPE):
         assert torch.allclose(phased, a, atol=2e-4), "a phase of one column makes up for a shift by one"
 
 
 def test_enlarging_the_domain_leaves_the_interior_unchanged(city: City) -> None:
     model = network(local())
-    cells = city.cells()[:, :, :40, :40]
-    small = torch.nn.functional.pad(cells, (40, 40, 40, 40))
-    large = torch.nn.functional.pad(cells, (120, 40, 80, 80))
+    cells = city.cells()[:40, :40]
+    small = framed(cells, (40, 40, 40, 40))
+    large = framed(cells, (120, 40, 80, 80))
     a = volume(model, small, city)[40:80, 40:80]
     b = volume(model, large, city)[80:120, 120:160]
     assert torch.allclose(a, b, atol=1e-3)
@@ -101,7 +106,7 @@ def test_enlarging_the_domain_leaves_the_interior_unchanged(city: City) -> None:
 def test_any_extent_is_taken(city: City) -> None:
     model = network(local())
     for across, along in ((5, 9), (18, 31)):
-        assert volume(model, city.cells()[:, :, :across, :along], city).shape[:2] == (across, along)
+        assert volume(model, city.cells()[:across, :along], city).shape[:2] == (across, along)
 
 
 def test_gradients_reach_every_weight(city: City) -> None:
@@ -116,7 +121,7 @@ def test_physics_alone_is_the_inflow_over_open_ground() -> None:
     empty = City.of(Lattice.around(np.zeros((0, 3, 3)), UrbanDomain.square(1)), 0.3)
     points = np.random.default_rng(1).uniform([-140, -100, 0.3], [300, 100, 54], (300, 3))
     query = empty.query(points)
-    flat = empty.cells().permute(2, 3, 1, 0).reshape(-1, len(CHANNELS))
+    flat = empty.cells().reshape(-1, len(CHANNELS))
     fields = base_fields((flat[query.cells] * query.weights[..., None]).sum(1), query).numpy()
     expected = inflow_profile(0.3, heights=points[:, 2])
     assert np.allclose(fields[:, 0], expected[:, 0], rtol=2e-3)
@@ -131,7 +136,7 @@ def test_a_mirrored_city_is_the_city_of_mirrored_buildings() -> None:
     assert one.lattice.origin == other.lattice.origin
     # Two solutions to within the tolerance of the projection, in half precision.
     assert np.abs(one.channels.astype(float) - other.channels.astype(float)).mean() < 2e-3
-    assert np.allclose(one.channels[:7], other.channels[:7], atol=2e-3)
+    assert np.allclose(one.channels[..., :7], other.channels[..., :7], atol=2e-3)
 
 
 def test_cropping_keeps_what_is_near_the_buildings(city: City) -> None:
@@ -141,7 +146,7 @@ def test_cropping_keeps_what_is_near_the_buildings(city: City) -> None:
     points = np.array([[3.0, 5.0, 10.0], [40.0, -22.0, 30.0]])
     for whole, some in ((city, part),):
         a, b = whole.query(points), some.query(points)
-        flat = [c.cells().permute(2, 3, 1, 0).reshape(-1, len(CHANNELS)) for c in (whole, some)]
+        flat = [c.cells().reshape(-1, len(CHANNELS)) for c in (whole, some)]
         values = [(f[q.cells] * q.weights[..., None]).sum(1) for f, q in zip(flat, (a, b), strict=True)]
         assert torch.allclose(*values)
 

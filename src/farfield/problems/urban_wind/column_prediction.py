@@ -64,7 +64,7 @@ class ColumnPredictor(WindPredictor):
         for start in range(0, len(points), _CHUNK):
             some = slice(start, start + _CHUNK)
             query = city.query(points[some])
-            raw, local = self.model.query(volume, *(x.to(device) for x in query[:3]))
+            raw, local = self.model.query(volume, cells[0], *(x.to(device) for x in query[:3]))
             fields = base_fields(local.cpu(), query) + self.scale.decode(raw.float().cpu())
             fields[:, 4:] = fields[:, 4:].exp()
             out[some] = fields.numpy()

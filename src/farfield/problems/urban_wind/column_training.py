@@ -25,7 +25,7 @@ FITTED_CELLS = 5000  # of each city, for the spread of the corrections
 class Item(NamedTuple):
     """A city and some of its cells."""
 
-    cells: Tensor  # (C, Z, Y, X)
+    cells: Tensor  # (Y, X, Z, C)
     air: Tensor  # (Y, X)
     profile: Tensor  # (p,)
     phase: tuple[int, int]
@@ -73,7 +73,7 @@ def _city(case: UrbanCase, number: int, phase: int) -> City:
     anywhere = np.random.default_rng([number, phase]).random(2).tolist()
     place = (0.0, 0.0) if phase == 0 else (anywhere[0], anywhere[1])
     city = City.around(case, place)
-    return city.near_buildings() if case.wind_angle else city
+    return (city.near_buildings() if case.wind_angle else city).packed()
 
 
 def _usable(city: City, positions: NDArray[np.floating]) -> NDArray[np.intp]:
@@ -125,7 +125,7 @@ def correction(cities: Cities, number: int) -> Tensor:
     usable = _usable(city, positions)
     some = usable[np.linspace(0, len(usable) - 1, min(FITTED_CELLS, len(usable))).astype(int)]
     query = city.query(positions[some])
-    flat = city.cells().permute(2, 3, 1, 0).reshape(-1, len(CHANNELS))
+    flat = city.cells().reshape(-1, len(CHANNELS))
     local = functional.embedding_bag(query.cells, flat, per_sample_weights=query.weights, mode="sum")
     return cities.truth[number][torch.from_numpy(some)] - base_fields(local, query)
 

@@ -25,33 +25,22 @@ from farfield.attention import Encoding
 from farfield.models.transformer_operator import Block
 
 
-class ChannelNorm(nn.Module):
-    """LayerNorm over the channels of (B, channels, Y, X)."""
+class ResidualPair(nn.Module):
+    """x + conv(gelu(conv(norm(x)))), 3 x 3, on (B, Y, X, channels)."""
 
     def __init__(self, channels: int):
         super().__init__()
         self.norm = nn.LayerNorm(channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-class ResidualPair(nn.Module):
-    """x + conv(gelu(conv(norm(x)))), 3 x 3."""
-
-    def __init__(self, channels: int):
-        super().__init__()
-        self.norm = ChannelNorm(channels)
         self.first = nn.Conv2d(channels, channels, 3, padding=1)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
         nn.init.normal_(self.second.weight, std=0.02 * math.sqrt(64 / channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(functional.gelu(self.first(self.norm(x))))
+        return x + _convolve(self.second, functional.gelu(_convolve(self.first, self.norm(x))))
 
 
 class ConvNeXt(nn.Module):
-    """A 7 x 7 convolution per channel, then a network per column (Liu et al. 2022)."""
+    """A 7 x 7 convolution per channel, then a network per column (Liu et al. 2022), on (B, Y, X, channels)."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -62,13 +51,17 @@ class ConvNeXt(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(channels, 2 * channels), nn.GELU(), narrow)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.contiguous(memory_format=torch.channels_last)
         if torch.is_grad_enabled():  # the CPU has no fast backward pass in bfloat16 for it
             with torch.autocast(x.device.type, enabled=False):
-                spread = self.spread(x.float())
+                spread = _convolve(self.spread, x.float())
         else:
-            spread = self.spread(x)
-        return x + self.mlp(self.norm(spread.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+            spread = _convolve(self.spread, x)
+        return x + self.mlp(self.norm(spread))
+
+
+def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """A convolution of (B, Y, X, channels): the memory that convolutions on a CPU like best, so nothing is copied."""
+    return layer(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 class PointwiseBlock(nn.Module):
@@ -126,8 +119,8 @@ class ColumnNetwork(nn.Module):
         super().__init__()
         self.channels, self.levels, self.patch, self.spacing = channels, levels, patch, spacing
         self.backend, self.tolerance = backend, tolerance
-        first = nn.Conv2d(channels * levels + 1, stem, 3, padding=1)
-        self.stem = nn.Sequential(first, nn.GELU(), ResidualPair(stem), ChannelNorm(stem))
+        self.first = nn.Conv2d(channels * levels + 1, stem, 3, padding=1)
+        self.stem = nn.Sequential(nn.GELU(), ResidualPair(stem), nn.LayerNorm(stem))
         self.inflow = nn.Sequential(nn.Linear(profile, width), nn.GELU(), nn.Linear(width, width))
         self.to_tokens = nn.Linear(patch * patch * stem, width)
         self.blocks = nn.ModuleList(
@@ -138,9 +131,9 @@ class ColumnNetwork(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.to_columns = nn.Linear(width, patch * patch * decoder)
-        self.skip = nn.Conv2d(stem, decoder, 1)
+        self.skip = nn.Linear(stem, decoder)
         self.inflow_to_columns = nn.Linear(width, decoder)
-        self.decoder = nn.Sequential(*(ConvNeXt(decoder) for _ in range(decoder_depth)), ChannelNorm(decoder))
+        self.decoder = nn.Sequential(*(ConvNeXt(decoder) for _ in range(decoder_depth)), nn.LayerNorm(decoder))
         self.to_levels = nn.Linear(decoder, levels * level_features)
         read = level_features + channels + point_features
         self.hidden = nn.Linear(read, query_width)
@@ -148,7 +141,9 @@ class ColumnNetwork(nn.Module):
         self.direct = nn.Linear(read, outputs, bias=False)
         nn.init.normal_(self.from_hidden.weight, std=0.05)
         nn.init.normal_(self.direct.weight, std=0.05)
-        nn.init.normal_(first.weight, std=2 / math.sqrt(first.weight[0].numel()))  # many inputs are nearly always 0
+        nn.init.normal_(
+            self.first.weight, std=2 / math.sqrt(self.first.weight[0].numel())
+        )  # many inputs are nearly always 0
         for weight in (self.skip.weight, self.to_columns.weight, self.to_levels.weight, self.to_tokens.weight):
             nn.init.normal_(weight, std=1 / math.sqrt(weight[0].numel()))
 
@@ -163,41 +158,45 @@ class ColumnNetwork(nn.Module):
         phase: tuple[int, int] = (0, 0),
     ) -> tuple[Tensor, Tensor]:
         """One city, as :meth:`volume` takes it but without a batch, and points, as :meth:`query` takes them."""
-        return self.query(self.volume(cells[None], air[None], profile[None], phase)[0], index, weight, points)
+        volume = self.volume(cells[None], air[None], profile[None], phase)[0]
+        return self.query(volume, cells, index, weight, points)
 
     def volume(self, cells: Tensor, air: Tensor, profile: Tensor, phase: tuple[int, int] = (0, 0)) -> Tensor:
-        """Inputs of the cells (B, C, Z, Y, X), columns in the air (B, Y, X), inflow (B, p) -> (B, Y X Z, features).
+        """Inputs of the cells (B, Y, X, Z, C), columns in the air (B, Y, X), inflow (B, p) -> (B, Y X Z, features).
 
         ``phase`` begins the tokens so many columns (across, along) before the lattice.
         """
-        batch, _, _, across, along = cells.shape
+        batch, across, along = air.shape
         size = self.patch
-        pads = (phase[1], -(along + phase[1]) % size, phase[0], -(across + phase[0]) % size)
-        grid = functional.pad(torch.cat([cells.flatten(1, 2), air[:, None].to(cells)], dim=1), pads)
-        stem = self.stem(grid.contiguous(memory_format=torch.channels_last))
-        rows, columns = stem.shape[2] // size, stem.shape[3] // size
-        tokens = stem.unflatten(3, (columns, size)).unflatten(2, (rows, size)).permute(0, 2, 4, 3, 5, 1)
+        before = (phase[1], -(along + phase[1]) % size, phase[0], -(across + phase[0]) % size)
+        grid = functional.pad(torch.cat([cells.flatten(3), air[..., None].to(cells)], dim=-1), (0, 0, *before))
+        stem = self.stem(_convolve(self.first, grid))
+        rows, columns = stem.shape[1] // size, stem.shape[2] // size
         inflow = self.inflow(profile)
-        tokens = self.to_tokens(tokens.reshape(batch, rows * columns, -1)) + inflow[:, None]
+        tokens = stem.view(batch, rows, size, columns, size, -1).transpose(2, 3).reshape(batch, rows * columns, -1)
+        tokens = self.to_tokens(tokens) + inflow[:, None]
         positions = self._positions(rows, columns, cells.device)
         for block in self.blocks:
             tokens = block(tokens, positions, backend=self.backend, tolerance=self.tolerance)
-        spread = self.to_columns(self.norm(tokens)).view(batch, rows, columns, size, size, -1)
-        spread = spread.permute(0, 5, 1, 3, 2, 4).reshape(batch, -1, rows * size, columns * size)
-        decoded = self.decoder(spread + self.skip(stem) + self.inflow_to_columns(inflow)[:, :, None, None])
-        decoded = decoded[:, :, phase[0] : phase[0] + across, phase[1] : phase[1] + along]
-        features = self.to_levels(decoded.permute(0, 2, 3, 1)).reshape(batch, across * along * self.levels, -1)
-        local = cells.permute(0, 3, 4, 2, 1).reshape(batch, across * along * self.levels, self.channels)
-        return torch.cat([features.float(), local.float()], dim=-1)
+        spread = self.to_columns(self.norm(tokens)).view(batch, rows, columns, size, size, -1).transpose(2, 3)
+        spread = spread.reshape(batch, rows * size, columns * size, -1)
+        decoded = self.decoder(spread + self.skip(stem) + self.inflow_to_columns(inflow)[:, None, None])
+        decoded = decoded[:, phase[0] : phase[0] + across, phase[1] : phase[1] + along].contiguous()
+        return self.to_levels(decoded).view(batch, across * along * self.levels, -1).float()
 
-    def query(self, volume: Tensor, index: Tensor, weight: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """One city's features (Y X Z, f), the cells around each point (N, 8) and their weights, and what is known of
-        the points themselves (N, p) -> corrections (N, F), and the inputs interpolated to the points (N, C)."""
+    def query(
+        self, volume: Tensor, cells: Tensor, index: Tensor, weight: Tensor, points: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One city's features (Y X Z, f) and inputs (Y, X, Z, C), the cells around each point (N, K), their weights,
+        and what is known of the points themselves (N, p) -> corrections (N, F), and the inputs at the points (N, C)."""
+
+        def read(table: Tensor) -> Tensor:
+            return functional.embedding_bag(index, table, per_sample_weights=weight, mode="sum")
+
         with torch.autocast(volume.device.type, enabled=False):  # the last layers: rounding would be seen
-            read = functional.embedding_bag(index, volume, per_sample_weights=weight, mode="sum")
-            local = read[:, -self.channels :]
-            read = torch.cat([read, points], dim=-1)
-            return self.from_hidden(functional.gelu(self.hidden(read))) + self.direct(read), local
+            local = read(cells.reshape(-1, self.channels).float())
+            known = torch.cat([read(volume), local, points], dim=-1)
+            return self.from_hidden(functional.gelu(self.hidden(known))) + self.direct(known), local
 
     def _positions(self, rows: int, columns: int, device: torch.device) -> Tensor:
         """Positions (rows columns, 2) of the tokens along and across the wind, m."""

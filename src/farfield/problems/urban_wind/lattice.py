@@ -93,10 +93,11 @@ class Lattice:
         return 1 - self.solid
 
     def corners(self, points: Array) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The eight cells around each point (N, 3), as indices into (Y, X, Z), and their weights (N, 8).
+        """The cells around each point (N, 3), as indices into (Y, X, Z), and their weights: (N, K) each, K up to 8.
 
         Weights are linear in each axis, times the share of air: what is inside a wall does not leak into the air
-        beside it. Beyond the lattice the nearest cells count.
+        beside it. Beyond the lattice the nearest cells count. Corners that none of the points needs are left out:
+        the cells of the data lie at the heights of the levels.
         """
         levels, across, along = self.shape
         heights = (LEVELS[1:] + LEVELS[:-1]) / 2
@@ -104,21 +105,24 @@ class Lattice:
         at_x = np.clip(np.round((points[:, 0] - self.origin[0]) / self.spacing - 0.5, 4), 0, along - 1)
         at_y = np.clip(np.round((points[:, 1] - self.origin[1]) / self.spacing - 0.5, 4), 0, across - 1)
         at_z = np.round(np.interp(points[:, 2], heights, np.arange(levels)), 4)
-        index: list[NDArray[np.int64]] = []
-        weight: list[Array] = []
-        low = [np.minimum(at.astype(np.int64), n - 2) for at, n in ((at_x, along), (at_y, across), (at_z, levels))]
-        part = [at - first for at, first in zip((at_x, at_y, at_z), low, strict=True)]
+        ends = []  # per axis: indices and weights of the lower and the upper neighbour
+        for at, count in ((at_x, along), (at_y, across), (at_z, levels)):
+            low = at.astype(np.int64)
+            part = (at - low).astype(np.float32)
+            ends.append(((low, 1 - part), (np.minimum(low + 1, count - 1), part)))
         air = self.fluid.transpose(1, 2, 0).reshape(-1)
-        for corner in range(8):
-            i, j, k = corner & 1, corner >> 1 & 1, corner >> 2
-            cell = ((low[1] + j) * along + low[0] + i) * levels + low[2] + k
-            linear = np.ones(len(points))
-            for high, share in ((i, part[0]), (j, part[1]), (k, part[2])):
-                linear = linear * (share if high else 1 - share)
-            index.append(cell)
-            weight.append(linear * (air[cell] + 1e-3))
+        index, weight = [], []
+        for i, along_x in ends[0]:
+            for j, along_y in ends[1]:
+                for k, along_z in ends[2]:
+                    linear = along_x * along_y * along_z
+                    if not linear.any():
+                        continue
+                    cell = (j * along + i) * levels + k
+                    index.append(cell)
+                    weight.append(linear * (air[cell] + np.float32(1e-3)))
         weights = np.stack(weight, axis=1)
-        return np.stack(index, axis=1), (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+        return np.stack(index, axis=1), weights / weights.sum(1, keepdims=True)
 
 
 def solid_fractions(
