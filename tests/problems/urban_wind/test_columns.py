@@ -103,6 +103,18 @@ def test_enlarging_the_domain_leaves_the_interior_unchanged(city: City) -> None:
     assert (a - b).abs().max() > 1e-2, "attention without locality notices the larger domain"
 
 
+def test_a_domain_too_wide_for_all_pairs_gives_the_same(city: City) -> None:
+    """Eighty decay lengths of the shortest head are beyond what the channels of the dense backend can hold."""
+    model = network(local())
+    cells = framed(city.cells()[:8, :40], (20, 120, 4, 4))  # 720 m, the shortest length is 6 m
+    wide = volume(model, cells, city)
+    model.backend = "tiled"
+    assert torch.allclose(wide, volume(model, cells, city), atol=1e-3)
+    model.backend = "dense"
+    with pytest.raises(ValueError, match="overflows"):
+        volume(model, cells, city)
+
+
 def test_any_extent_is_taken(city: City) -> None:
     model = network(local())
     for across, along in ((5, 9), (18, 31)):
