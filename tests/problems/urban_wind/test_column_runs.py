@@ -156,6 +156,25 @@ def test_the_wind_around_buildings_turns_with_them(trained: Run, tmp_path: Path)
     assert np.allclose(from_file["velocity"], straight["velocity"], atol=1e-3)
 
 
+def test_ten_times_the_wind_gives_ten_times_the_velocity(trained: Run) -> None:
+    predictor = load(trained.folder, device="cpu")
+    points = np.array([[-30.0, 0, 5], [40, 3, 10]])
+
+    def wind(speed: float, height: float = 10.0) -> dict[str, np.ndarray]:
+        mesh = boxes_to_mesh([Box(-9, 9, -9, 9, 20)])
+        found = predictor.predict(mesh, roughness=0.3, wind_speed=speed, speed_height=height, points=points)
+        return {name: np.asarray(found[name]) for name in ("velocity", "pressure", "k", "epsilon")}
+
+    slow, fast = wind(1.5), wind(15.0)
+    for name, factor in (("velocity", 10), ("pressure", 100), ("k", 100), ("epsilon", 1000)):
+        assert np.allclose(fast[name], factor * slow[name], rtol=1e-5)
+    assert np.allclose(wind(6.0, 80.0)["velocity"], predictor.predict(
+        boxes_to_mesh([Box(-9, 9, -9, 9, 20)]), roughness=0.3, points=points)["velocity"])  # fmt: skip
+    for speed, height, problem in ((-1.0, 10.0, "wind speed"), (np.nan, 10.0, "wind speed"), (5.0, 0.0, "height")):
+        with pytest.raises(ValueError, match=problem):
+            wind(speed, height)
+
+
 def test_stratified_air_is_refused(trained: Run) -> None:
     predictor = load(trained.folder, device="cpu")
     with (

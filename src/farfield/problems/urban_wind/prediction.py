@@ -24,6 +24,7 @@ from farfield.models.ab_swift import AbSwift
 from farfield.problems.urban_wind.buildings import read_stl
 from farfield.problems.urban_wind.config import UrbanRun
 from farfield.problems.urban_wind.files import FIELD_WIDTHS, UrbanCase
+from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, speed_ratio
 from farfield.problems.urban_wind.sampling import PointCounts, UrbanNormalisation, UrbanSample, draw_sample
 from farfield.problems.urban_wind.site import Site
 from farfield.runs.run import Run
@@ -31,6 +32,8 @@ from farfield.runs.weights import Device, chosen_device, load_weights
 
 Fields = dict[str, NDArray[np.float32]]
 Advance = Callable[[float], None]  # hears of every share of a draw that is done
+# How fields scale with the wind's speed in neutral air; temperatures do not.
+SPEED_POWERS = {"velocity": 1, "pressure": 2, "k": 2, "epsilon": 3, "pottemp": 0}
 _CHUNK = 16_384  # queries at a time: memory stays bounded
 
 
@@ -85,6 +88,8 @@ class WindPredictor(ABC):
         roughness: float,
         wind_direction: float = 270.0,
         inverse_length: float = 0.0,
+        wind_speed: float = REFERENCE_SPEED,
+        speed_height: float = REFERENCE_HEIGHT,
         points: ArrayLike | pv.DataSet | None = None,
         spacing: float | None = None,
         fields: Sequence[str] | None = None,
@@ -98,6 +103,8 @@ class WindPredictor(ABC):
             roughness: z0 of the ground, m.
             wind_direction: where the wind comes from, degrees clockwise from north; 270 is along +x.
             inverse_length: 1/L, 1/m: 0 neutral, positive stable, negative unstable air.
+            wind_speed: of the undisturbed wind, m/s; neutral air scales with it exactly.
+            speed_height: at which that is its speed, m.
             points: (N, 3), or a mesh, in the buildings' coordinates (see :class:`Target`).
             spacing: cell size of the mesh that is made otherwise, m; the training data's unless given.
             fields: of :attr:`fields`; all unless given.
@@ -106,7 +113,8 @@ class WindPredictor(ABC):
         """
         site = self.site(buildings, roughness=roughness, wind_direction=wind_direction, inverse_length=inverse_length)
         target = Target.of(site, points, spacing)
-        return target.filled(self.at(site, target.positions, fields=fields, seed=seed, draws=draws))
+        ratio = speed_ratio(wind_speed, speed_height, roughness, inverse_length)
+        return target.filled(self.at(site, target.positions, ratio=ratio, fields=fields, seed=seed, draws=draws))
 
     def site(
         self,
@@ -129,12 +137,16 @@ class WindPredictor(ABC):
         site: Site,
         points: ArrayLike,
         *,
+        ratio: float = 1.0,
         fields: Sequence[str] | None = None,
         seed: int = 0,
         draws: int = 1,
         advance: Advance = lambda share: None,
     ) -> Fields:
-        """The wind at points (N, 3) of a site; NaN inside buildings and below the ground, with a warning."""
+        """The wind at points (N, 3) of a site; NaN inside buildings and below the ground, with a warning.
+
+        ``ratio`` is that of its speed to 6 m/s at 80 m (see :func:`speed_ratio`).
+        """
         wanted = self.wanted(fields)
         if draws < 1:
             raise ValueError(f"at least one draw is needed, got {draws}")
@@ -162,7 +174,7 @@ class WindPredictor(ABC):
         fields_everywhere = {}
         for name in wanted:
             fields_everywhere[name] = np.full((len(where), *columns[name].shape[1:]), np.nan, dtype=np.float32)
-            fields_everywhere[name][in_air] = columns[name]
+            fields_everywhere[name][in_air] = columns[name] * ratio ** SPEED_POWERS[name]
         return fields_everywhere
 
     def columns(self, channels: NDArray) -> dict[str, NDArray]:

@@ -134,7 +134,19 @@ class UrbanGeneration:
 
 def predict_wind_file(problem: Problem, run: Run, options: Mapping[str, Any], out: Path, device: Device) -> str:
     """``farfield predict`` of a network of wind: buildings in, a file of the wind out."""
-    known = ("roughness", "wind_direction", "inverse_length", "unit", "points", "spacing", "fields", "seed", "draws")
+    known = (
+        "roughness",
+        "wind_direction",
+        "wind_speed",
+        "speed_height",
+        "inverse_length",
+        "unit",
+        "points",
+        "spacing",
+        "fields",
+        "seed",
+        "draws",
+    )
     require(run, options, "buildings", "an STL", known)
     if not {"roughness", "wind_direction"} <= options.keys():
         raise ValueError("--buildings needs --roughness (z0 in metres) and --wind-direction (degrees)")
