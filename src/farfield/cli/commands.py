@@ -70,7 +70,7 @@ def train(
         None, help="swe, gray-scott, urban-wind or urban-columns; not with --resume or --config."
     ),
     encoding: str | None = typer.Option(
-        None, help="rope, laspe, laape; not for urban wind: flashbias, alibi, window.  [default: laape]"
+        None, help="rope, laspe, laape; on grids: flashbias, alibi, window; urban-columns: none.  [default: laape]"
     ),
     preset: str | None = typer.Option(None, help="quick, cpu or paper.  [default: cpu]"),
     data: Path | None = typer.Option(None, help="Dataset folder.  [default: data/PROBLEM-PRESET]"),

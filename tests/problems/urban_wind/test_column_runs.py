@@ -114,7 +114,7 @@ def test_a_mirrored_item_has_the_same_loss_as_its_city(columns: ColumnRun, urban
     assert float(task.loss(task.model, [task.validation_data[0]])) > 0
 
 
-@pytest.mark.parametrize("encoding", ["rope", "laspe", "laape"])
+@pytest.mark.parametrize("encoding", ["rope", "laspe", "laape", "none"])
 def test_every_encoding_trains_in_bfloat16(columns: ColumnRun, tmp_path: Path, encoding: str) -> None:
     changes = {"encoding.name": encoding, "training.steps": 2, "training.precision": "bfloat16"}
     run = train(columns.changed(changes), tmp_path)
@@ -122,7 +122,7 @@ def test_every_encoding_trains_in_bfloat16(columns: ColumnRun, tmp_path: Path, e
 
 
 def test_without_attention_there_are_no_heads(columns: ColumnRun) -> None:
-    network = columns.changed({"model.attention": False}).build()
+    network = columns.changed({"encoding.name": "none"}).build()
     assert not any("attention" in name for name, _ in network.named_parameters())
 
 

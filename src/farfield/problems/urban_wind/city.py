@@ -86,7 +86,8 @@ class City:
 
     def packed(self) -> City:
         """The same in half the memory, for keeping many."""
-        return replace(self, channels=self.channels.astype(np.float16))
+        lattice = replace(self.lattice, solid=self.lattice.solid.astype(np.float16))
+        return replace(self, lattice=lattice, channels=self.channels.astype(np.float16))
 
     @classmethod
     def around(cls, case: UrbanCase, phase: tuple[float, float] = (0.0, 0.0)) -> City:

@@ -17,8 +17,9 @@ from farfield.runs.config import RunConfig, TrainingConfig
 class ColumnEncodingConfig(NamedEncoding):
     """How positions (metres) act on the attention between tokens."""
 
-    name: Literal["rope", "laspe", "laape"] = "laape"
-    """rope (no bias), laspe or laape."""
+    name: Literal["rope", "laspe", "laape", "none"] = "laape"
+    """rope (no bias), laspe or laape; none for tokens that do not see one another: then only convolutions carry
+    anything from column to column, which shows what attention is worth."""
     upstream: float = Field(52.0, gt=0)
     """m: how far a token sees against the wind's course, towards what lies downwind of it (LAAPE's plus)."""
     downstream: float = Field(106.0, gt=0)
@@ -30,8 +31,10 @@ class ColumnEncodingConfig(NamedEncoding):
     rotary: RotaryConfig = RotaryConfig(max_wavelength=400.0, min_wavelength=32.0)
     """The rotary embedding: from two tokens to the training domain."""
 
-    def build(self, heads: int) -> Encoding:
-        """The encoding itself."""
+    def build(self, heads: int) -> Encoding | None:
+        """The encoding itself; None for no attention."""
+        if self.name == "none":
+            return None
         rotary = self.rotary.build()
         factors = [self.smallest ** (head / max(1, heads - 1)) for head in range(heads)]
         if self.name == "rope":
@@ -57,9 +60,6 @@ class ColumnsConfig(SizeConfig):
     """Inner width of the blocks' point-wise networks over width."""
     depth: int = Field(4, ge=1)
     """Blocks between tokens."""
-    attention: bool = True
-    """Whether tokens see one another; without it (for comparison) only convolutions carry anything from column to
-    column."""
     patch: int = Field(4, ge=1)
     """Columns along each side of a token."""
     stem: int = Field(48, ge=1)
@@ -87,9 +87,9 @@ class ColumnsConfig(SizeConfig):
             profile=PROFILE,
             point_features=POINT_FEATURES,
             outputs=len(OUTPUTS),
-            encoding=encoding.build(self.heads) if self.attention else None,
+            encoding=encoding.build(self.heads),
             spacing=SPACING,
-            **self.model_dump(exclude={"checkpointing", "attention"}),
+            **self.model_dump(exclude={"checkpointing"}),
         )
 
 

@@ -34,7 +34,7 @@ class Lattice:
     """Columns (Y, X) around a city in wind axes; the outermost ring lies outside, where the wind enters and leaves."""
 
     origin: tuple[float, float]  # x and y of the lowest corner, m
-    solid: NDArray[np.float32]  # (Z, Y, X): share of each cell inside a building
+    solid: NDArray[np.floating]  # (Z, Y, X): share of each cell inside a building
     air: Mask  # (Y, X): the middle of the column is in the air that is asked about
     spacing: float = SPACING
 
@@ -87,10 +87,10 @@ class Lattice:
         mask[1:-1, -1] = True
         return mask
 
-    @cached_property
+    @property
     def fluid(self) -> NDArray[np.float32]:
         """(Z, Y, X): share of each cell that is air."""
-        return 1 - self.solid
+        return np.float32(1) - self.solid
 
     def corners(self, points: Array) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The cells around each point (N, 3), as indices into (Y, X, Z), and their weights: (N, K) each, K up to 8.
