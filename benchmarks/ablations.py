@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Subset
 from farfield.data.samples import StepPairs
 from farfield.evaluation.metrics import mean_error, relative_errors
 from farfield.files import atomic_path, atomic_write_text
+from farfield.models.for_data import build_network
 from farfield.problems import SteppingProblem, problem_of
 from farfield.problems.urban_wind.files import UrbanWindFiles
 from farfield.problems.urban_wind.prediction import UrbanPredictor
@@ -28,7 +29,6 @@ from farfield.problems.urban_wind.scoring import errors_of_draw
 from farfield.runs.config import SteppingRun
 from farfield.runs.run import Run
 from farfield.runs.weights import load_weights
-from farfield.training.tasks import build_model
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -64,7 +64,7 @@ def step_error(run: Run) -> float:
     data = StepPairs(config.dataset, "validation")
     items = 400 if len(data.spec.axes) == 1 else 40  # a plane has so many more points
     data.split.preload()
-    model = build_model(config, data.spec)
+    model = build_network(data.spec, config.encoding, config.model)
     load_weights(run.best_path, model)
     drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(1))[:items].tolist()
     errors = []

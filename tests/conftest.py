@@ -36,7 +36,7 @@ def tiny_experiment(problem: str, folder: Path):
     small = {"cells": (40,), "extent": (50.0,), "states": 6}
     if problem == "gray-scott":
         small = {"cells": (12, 8), "extent": (12.0, 8.0), "save_every": 40, "states": 4}
-        whole = replace(whole, settings={**TINY_MODEL, "sampling.crop": None, "sampling.rim": 0})
+        whole = replace(whole, settings={**TINY_MODEL, "model.tokens.patch": 4, "model.tokens.levels": [6]})
     splits = {
         name: {"simulations": 2 + 2 * (name == "train"), "scale": whole.dataset.splits[name].scale}
         for name in ("train", "validation", "test", "s2", "s3")

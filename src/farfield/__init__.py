@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from farfield.version import __version__
 
 if TYPE_CHECKING:
-    from farfield.api import evaluate, load
+    from farfield.api import evaluate, finetune, load, train
     from farfield.attention import (
         LAAPE,
         LASPE,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         plan_attention,
         propose_decay_lengths,
     )
+    from farfield.data.dataset import Dataset, open_dataset
     from farfield.models import TransformerOperator
     from farfield.prediction.stepping import Predictor
 
@@ -34,6 +35,7 @@ __all__ = [
     "LASPE",
     "ALiBi",
     "AttentionPlan",
+    "Dataset",
     "Encoding",
     "FlashBias",
     "Predictor",
@@ -43,13 +45,20 @@ __all__ = [
     "__version__",
     "evaluate",
     "explain_backend",
+    "finetune",
     "load",
     "local_attention",
+    "open_dataset",
     "plan_attention",
     "propose_decay_lengths",
+    "train",
 ]
 
 _ELSEWHERE = {
+    "Dataset": "data.dataset",
+    "open_dataset": "data.dataset",
+    "finetune": "api",
+    "train": "api",
     "Predictor": "prediction.stepping",
     "TransformerOperator": "models",
     "evaluate": "api",

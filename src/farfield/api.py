@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from rich.console import Console
 
+from farfield.data.dataset import Dataset, open_dataset
 from farfield.evaluation.evaluate import Amount
 from farfield.evaluation.evaluate import evaluate as evaluate_problem
 from farfield.evaluation.rows import Row
-from farfield.problems import PROBLEMS, problem_named, problem_of
+from farfield.files import write_table
+from farfield.models.config import EncodingName
+from farfield.problems import PROBLEMS, Problem, own_problem, problem_named, problem_of
 from farfield.report.saved import Presentation
+from farfield.runs.config import RunConfig
 from farfield.runs.run import Run
 from farfield.runs.weights import Device
 
@@ -27,16 +31,98 @@ def load(name_or_run: str | Path, *, device: Device = None) -> Any:
     return problem_of(run).predictor(run, device)
 
 
+def train(
+    data: Dataset | str | Path,
+    *,
+    out: str | Path,
+    encoding: str = "laape",
+    minutes: float | None = None,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    accelerator: str = "auto",
+    devices: int = 1,
+    nodes: int = 1,
+    console: Console | None = None,
+) -> Run:
+    """Train a model on a user's own data into the folder ``out``; returns the run.
+
+    Args:
+        data: a dataset, or the folder of one (see :func:`open_dataset`). One in memory is saved to ``out/data`` first.
+        encoding: rope, laspe, laape, flashbias, alibi or window.
+        minutes: how long it may take here; the number of steps follows from the measured speed, and is written into
+            the run's config.yaml, so that a repetition is exact.
+        settings: changes by name, e.g. ``{"model.width": 96, "encoding.decay_length": 120.0}``.
+    """
+    from farfield.problems.own import default_run
+
+    run = Run(out)
+    run.check_new()
+    opened, folder = _on_disk(data, run)
+    if opened.spec.problem in PROBLEMS:
+        raise ValueError(
+            f"{opened.spec.problem} is a built-in problem: give your data another name (dataset.yaml: problem)"
+        )
+    if encoding not in get_args(EncodingName):
+        raise ValueError(f"unknown encoding {encoding!r}: expected one of {', '.join(get_args(EncodingName))}")
+    config = default_run(opened, str(folder), cast(EncodingName, encoding), seed).changed(settings or {})
+    launched = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "console": console}
+    return _fit(own_problem(opened.spec), config, run, minutes, launched)
+
+
+def finetune(
+    run_folder: str | Path,
+    data: Dataset | str | Path,
+    *,
+    out: str | Path,
+    minutes: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    accelerator: str = "auto",
+    console: Console | None = None,
+) -> Run:
+    """Continue from a run's best weights on a few (larger) simulations, with a part of its old data mixed in.
+
+    The rate is a tenth of the run's. Both sizes are evaluated before and after: ``RUN/finetune.csv``.
+    """
+    base, run = Run.find(run_folder), Run(out)
+    run.check_new()
+    opened, folder = _on_disk(data, run, whole=True)
+    problem = problem_of(base)
+    config = problem.config(base)
+    if problem.name in PROBLEMS:
+        raise ValueError(f"{base} is a run of the built-in problem {problem.name}: fine-tuning is for own data")
+    rate = config.training.learning_rate / 10
+    changes = {
+        "dataset": str(folder), "starts_from": str(base.folder.resolve()), "training.learning_rate": rate,
+        "training.final_learning_rate": min(config.training.final_learning_rate, rate),
+    }  # fmt: skip
+    config = config.changed({**changes, **(settings or {})})
+    _fit(problem, config, run, minutes, {"accelerator": accelerator, "console": console})
+    rows = []
+    for stage, trained in (("before", base), ("after", run)):
+        for size, tested in (("own", None), ("new", opened)):
+            subject = problem.subject(trained, tested)
+            (scale,) = subject.default_scales
+            found, _ = subject.measure(scale, subject.wanted(scale, Amount(rollouts=0)), lambda _: None)
+            rows += [(stage, size, scale, *numbers) for numbers in found]
+    write_table(
+        run.folder / "finetune.csv", ("stage", "data", "scale", "field", "metric", "horizon", "value", "samples"), rows
+    )
+    return run
+
+
 def evaluate(
     run_folder: str | Path,
+    data: Dataset | str | Path | None = None,
     scales: Iterable[str] = (),
     *,
     amount: Amount = Amount(),
-    data: str | Path | None = None,
     device: Device = None,
     console: Console | None = None,
 ) -> list[Row]:
-    """Measure a run's errors on domains of rising size (the paper's by default), skipping what is done.
+    """Measure a run's errors: on its test data, on domains of rising size, or on any other dataset of its kind.
+
+    Built-in problems are tested at ``scales``, times the size of the training domain; a run on own data on its own
+    test simulations, or on all of ``data``, whose scale follows from its extent. What is done is not done again.
 
     Returns all rows of ``RUN/evaluation.csv``.
     """
@@ -49,3 +135,24 @@ def report(runs: Iterable[str | Path], out: str | Path) -> Path:
     from farfield.report.page import write_report
 
     return write_report(runs, out, lambda name: problem_named(name).shown if name in PROBLEMS else Presentation(name))
+
+
+def _on_disk(data: Dataset | str | Path, run: Run, whole: bool = False) -> tuple[Dataset, Path]:
+    """A dataset and its folder; one that is in memory only is saved beside the run, which must be repeatable."""
+    opened = data if isinstance(data, Dataset) else open_dataset(data)
+    opened.check(whole=whole)
+    if opened.folder is None:
+        opened.save(run.folder / "data")
+        return opened, run.folder / "data"
+    return opened, opened.folder
+
+
+def _fit(problem: Problem, config: RunConfig, run: Run, minutes: float | None, launched: Mapping[str, Any]) -> Run:
+    from farfield.training.budget import steps_within
+    from farfield.training.loop import fit
+
+    if minutes is not None:
+        steps = steps_within(problem.task(config), config.training, minutes)
+        config = config.changed({"training.steps": steps, "training.validate_every": max(1, steps // 10)})
+    fit(problem, config, run, **launched)
+    return run

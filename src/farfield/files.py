@@ -3,7 +3,9 @@ is named."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import os
 import shlex
@@ -11,7 +13,7 @@ import sys
 import uuid
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,15 @@ def atomic_write_text(path: str | Path, text: str) -> None:
     """Write ``text`` to ``path`` in one step (see :func:`atomic_path`)."""
     with atomic_path(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def write_table(path: str | Path, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """Write a CSV file, in one step."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    atomic_write_text(path, text.getvalue())
 
 
 def this_command() -> str:

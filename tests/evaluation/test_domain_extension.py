@@ -71,7 +71,7 @@ def test_every_number_has_one_row(reproduced):
     assert len(keys) == len(set(keys))
     steps = plan.dataset.states - 1
     by_state = [row for row in rows if row.metric == "l1_step_to"]
-    assert len(rows) - len(by_state) == 3 * (2 * 2 * (1 + steps) + 1)  # scales x (fields x metrics x horizons + time)
+    assert len(rows) - len(by_state) == 3 * (2 * 3 * (1 + steps) + 1)  # scales x (fields x metrics x horizons + time)
     for step in (row for row in rows if row.metric == "l1_step"):  # the mean over the states is the whole
         parts = [row for row in by_state if (row.scale, row.field) == (step.scale, step.field)]
         assert sum(part.samples for part in parts) == step.samples

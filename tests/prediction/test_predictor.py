@@ -114,8 +114,37 @@ def test_points_of_another_spacing_are_warned_of(at_hand):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         predictor.step(fields, points)
+    if predictor.model.tokens is not None:  # patches cannot be cut from another grid
+        with pytest.raises(ValueError, match="fill a regular grid: they span 23001 x 15001 cells"):
+            predictor.step(fields, 1000 * points)
+        with pytest.raises(ValueError, match=r"form a regular grid with the spacing .* that the model was trained on"):
+            predictor.step(fields, 1.3 * points)
+        return
     with pytest.warns(UserWarning, match="apart, those that the model was trained on .*unit of length"):
         predictor.step(fields, 1000 * points)
+
+
+def test_fields_of_a_grids_shape_need_no_positions(at_hand):
+    predictor, fields, points = at_hand
+    cells = tuple(len(np.unique(axis)) for axis in points.T)
+    shaped = {name: values.reshape(cells) for name, values in fields.items()}
+    expected = predictor.rollout(fields, points, 2)
+    found = predictor.rollout(shaped, steps=2)
+    several = predictor.step({name: np.stack([values, values]) for name, values in shaped.items()})
+    for name, values in expected.items():
+        assert found[name].shape == (3, *cells)
+        np.testing.assert_allclose(found[name].reshape(3, -1), values, atol=1e-6)
+        assert several[name].shape == (2, *cells)
+    with pytest.raises(ValueError, match=r"without positions, field \w must have the shape of a grid"):
+        predictor.step({name: values[None, None] for name, values in shaped.items()})
+
+
+def test_points_may_come_in_any_order(at_hand):
+    predictor, fields, points = at_hand
+    order = np.random.default_rng(0).permutation(len(points))
+    expected = predictor.step(fields, points)
+    for name, values in predictor.step({n: v[order] for n, v in fields.items()}, points[order]).items():
+        np.testing.assert_allclose(values, expected[name][order], atol=1e-5)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
@@ -131,7 +160,7 @@ def test_models_that_are_none_are_named(run_copy, tmp_path):
         ff.load(tmp_path)
     config = (run_copy / "config.yaml").read_text()
     (run_copy / "config.yaml").write_text(config.replace("width: 24", "width: 48"))
-    with pytest.raises(ValueError, match=r"holds the weights of another model: embed.weight should be \(48, "):
+    with pytest.raises(ValueError, match=r"holds the weights of another model: \S+.weight should be \(48, "):
         ff.load(run_copy)
     (run_copy / "config.yaml").write_text(config.replace("width: 24", "widht: 24"))
     with pytest.raises(ValueError, match="did you mean 'width'"):

@@ -119,8 +119,8 @@ def plan_attention(
 
     Positions, ``tolerance``, ``period``, ``key_mask`` and ``lengths`` as in :func:`local_attention`. With
     ``backend="auto"`` it also decides between all pairs and tiles, for layers of ``heads`` heads (times the batch
-    entries that share the points). ``query_tile`` and ``key_tile`` are points per tile; by default queries take the size that
-    makes the whole cheapest.
+    entries that share the points). ``query_tile`` and ``key_tile`` are points per tile; by default queries take the
+    size that makes the whole cheapest.
     """
     _check_options(backend, tolerance, "zero")
     options = {"period": period, "key_mask": key_mask, "lengths": lengths, "key_lengths": key_lengths}

@@ -1,11 +1,11 @@
 """Which keys can matter to which queries: the plan of the sparse backends.
 
-Points are put into compact tiles of equal size by splitting the cloud along its widest axis, measured in decay lengths,
-again and again (a kd-tree whose leaves are the tiles). A key of tile J weighs at most exp(-Phi_IJ) on a query of
-tile I, where Phi_IJ is the smallest potential between their bounding boxes; it is exact and cheap, because Phi is a sum of
-convex functions of one axis each. For every query tile the plan lists key tiles in rising order of Phi_IJ, and keeps a
-bound on what all others together weigh. How far down its list a tile reads is for each layer to say, when queries and
-keys are known (:mod:`farfield.attention.certificate`).
+Points are put into compact tiles of equal size by splitting the cloud along its widest axis, measured in decay
+lengths, again and again (a kd-tree whose leaves are the tiles). A key of tile J weighs at most exp(-Phi_IJ) on a
+query of tile I, where Phi_IJ is the smallest potential between their bounding boxes; it is exact and cheap, because
+Phi is a sum of convex functions of one axis each. For every query tile the plan lists key tiles in rising order of
+Phi_IJ, and keeps a bound on what all others together weigh. How far down its list a tile reads is for each layer to
+say, when queries and keys are known (:mod:`farfield.attention.certificate`).
 
 The list is found by descending the key tree for all query tiles at once and dropping branches that are too far:
 work and memory grow with the number of tile pairs in reach, never with all pairs of tiles.

@@ -101,6 +101,40 @@ def bench_inference(
     _keep(results, markdown, json_file)
 
 
+@bench.command("peers")
+def bench_peers(
+    problem: Annotated[str, typer.Argument(help="gray-scott or swe.")],
+    run: Annotated[Path, typer.Option(help="Our run, trained; its settings are the peers'.")],
+    data: Annotated[Path, typer.Option(help="The dataset, with the scales to test on.")],
+    out: Annotated[Path, typer.Option(help="Folder of the peers' runs; the same command continues them.")],
+    minutes: Annotated[float, typer.Option(help="CPU time of training for each peer: what our run took.")],
+    peers: Annotated[str, typer.Option(help="Which of them.")] = "unet,fno",
+    scales: Annotated[str, typer.Option(help="Domain sizes over the training domain's.")] = "1,3,10",
+    limit: Annotated[int | None, typer.Option(help="Pairs per scale; all unless given.")] = None,
+    json_file: Json = None,
+) -> None:
+    """Other networks trained and evaluated by the same code for the same CPU time: a U-Net, and an FNO.
+
+    Example: `farfield bench peers gray-scott --run runs/gray-scott/laape-seed0 --data data/gray-scott-cpu
+    --out runs/peers --minutes 180 --json benchmarks/peers-gray-scott.json`
+    """
+    from farfield.bench.peers import benchmark_peers, markdown
+    from farfield.problems import problem_named
+    from farfield.runs.config import SteppingRun
+    from farfield.runs.run import Run
+
+    config = problem_named(problem).config(Run(run))
+    if not isinstance(config, SteppingRun):
+        raise ValueError(f"peers are for problems of steps on a grid, {problem} is none")
+    chosen = scales.split(",")
+    pairs = None if limit is None else dict.fromkeys(chosen, limit)
+    results = benchmark_peers(
+        Run(run), config, data, out, peers=peers.split(","), minutes=minutes, scales=chosen, pairs=pairs,
+        console=console,
+    )  # fmt: skip
+    _keep(results, markdown, json_file)
+
+
 def _keep(results: dict[str, Any], markdown: Callable[[Any], str], json_file: Path | None) -> None:
     """Print the figures as a table, and write them where asked."""
     from farfield.files import atomic_write_text

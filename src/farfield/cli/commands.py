@@ -65,14 +65,41 @@ def generate(
     print(generation.make(settings, out or Path("data") / f"{problem}-{preset}", workers, Console(stderr=True)))
 
 
+def check(
+    data: Path = typer.Argument(help="A folder or a file: The Well's HDF5, VTK, NPZ."),
+    write: bool = typer.Option(True, help="Write a first dataset.yaml where there is none, to be corrected by hand."),
+) -> None:
+    """Say what is understood of your own data, and what is wrong with it, before any training.
+
+    Example: `farfield check data/mine`
+
+    Fields, roles, units, spacing, extent, boundaries, statistics and proposed decay lengths. What cannot be guessed
+    (which fields are inputs, a time step, a periodic axis) goes into `dataset.yaml` beside the files.
+    """
+    from farfield.data.dataset import DESCRIPTION, open_dataset
+
+    opened = open_dataset(data)
+    opened.check()
+    print(opened)
+    if write and data.is_dir() and not (data / DESCRIPTION).exists():
+        opened.describe(data / DESCRIPTION)
+        print(f"{data / DESCRIPTION} says what was understood: correct it where it is wrong, and check again")
+    print(f"next: `farfield train {data} --minutes 20 --out runs/mine`")
+
+
 def train(
     problem: str | None = typer.Argument(
-        None, help="swe, gray-scott, urban-wind or urban-columns; not with --resume or --config."
+        None,
+        metavar="PROBLEM|DATA",
+        help="swe, gray-scott, urban-wind, urban-columns, or a folder of your own data (`farfield check`).",
     ),
     encoding: str | None = typer.Option(
         None, help="rope, laspe, laape; on grids: flashbias, alibi, window; urban-columns: none.  [default: laape]"
     ),
-    preset: str | None = typer.Option(None, help="quick, cpu or paper.  [default: cpu]"),
+    preset: str | None = typer.Option(None, help="Built-in problems: quick, cpu or paper.  [default: cpu]"),
+    minutes: float | None = typer.Option(
+        None, help="Own data: how long training may take here; decides the number of steps.", min=0.01
+    ),
     data: Path | None = typer.Option(None, help="Dataset folder.  [default: data/PROBLEM-PRESET]"),
     out: Path | None = typer.Option(None, help="Run folder.  [default: runs/PROBLEM-PRESET-ENCODING-seedN]"),
     seed: int | None = typer.Option(None, help="Decides initial weights and order of the data.  [default: 0]"),
@@ -94,12 +121,29 @@ def train(
     `farfield train swe --set training.optimiser=muon --set training.steps=2000 --out runs/muon`
 
     `farfield train --resume runs/muon`
+
+    `farfield train data/mine --minutes 20 --out runs/mine`
     """
-    from farfield.problems import problem_for, problem_named, problem_of
+    from farfield.problems import PROBLEMS, problem_for, problem_named, problem_of
     from farfield.runs.config import parse_settings, read_settings
     from farfield.runs.run import Run
     from farfield.training.loop import Interrupted, fit, is_first_process
 
+    if problem is not None and problem not in PROBLEMS and Path(problem).exists():
+        from farfield import api
+
+        _only_without("own data has no presets", preset=preset, data=data)
+        out = out or Path("runs") / f"{Path(problem).resolve().stem}-{encoding or 'laape'}-seed{seed or 0}"
+        launch = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "console": console}
+        options = {"encoding": encoding or "laape", "minutes": minutes, "seed": seed or 0}
+        try:
+            api.train(problem, out=out, settings=parse_settings(settings), **options, **launch)  # type: ignore[arg-type]
+        except Interrupted as stopped:
+            console.print(str(stopped), markup=False)
+            raise typer.Exit(130) from None
+        print(f"{out}: `farfield evaluate {out}` tests it, `--data LARGE` on larger domains")
+        return
+    _only_without("the built-in problems' presets say their steps", minutes=minutes)
     if sum(source is not None for source in (problem, config, resume)) != 1:
         raise ValueError(
             "give one of: a problem (swe, gray-scott, urban-wind, urban-columns), --config FILE, --resume RUN"
@@ -153,7 +197,9 @@ def evaluate(
     cells: int | None = typer.Option(
         None, help="Urban wind: cells that each draw predicts, chosen at random; all by default, which is slow."
     ),
-    data: Path | None = typer.Option(None, help="Dataset folder, if not the one the run was trained on."),
+    data: Path | None = typer.Option(
+        None, help="Data to test on, if not the run's own: a dataset folder, or your own data at any size."
+    ),
     device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
 ) -> None:
     """Measure a run's errors on domains of rising size: RUN/evaluation.csv.
@@ -170,8 +216,36 @@ def evaluate(
     _at_least(0, limit=limit, rollouts=rollouts)
     _at_least(1, draws=draws, cells=cells)
     amount = Amount(limit, rollouts, draws, cells)
-    evaluate(run, _listed(scales), amount=amount, data=data, device=device, console=Console(stderr=True))
+    evaluate(run, data, _listed(scales), amount=amount, device=device, console=Console(stderr=True))
     print(f"{run / 'evaluation.csv'}: make tables and figures of it with `farfield report {run}`")
+
+
+def finetune(
+    run: Path = typer.Argument(help="A run on your own data."),
+    data: Path = typer.Option(help="A few (larger) simulations of the same kind; all of them are trained on."),
+    out: Path = typer.Option(help="Folder of the new run."),
+    minutes: float | None = typer.Option(
+        None, help="How long it may take here; the run's own steps unless given.", min=0.01
+    ),
+    settings: list[str] = typer.Option([], "--set", help="A setting of the run, e.g. old_share=0.3; repeatable."),
+    accelerator: str = typer.Option("auto", help="auto, cpu or cuda."),
+) -> None:
+    """Continue a run on a few large simulations, with a part of its old data mixed in; errors before and after.
+
+    Example: `farfield finetune runs/mine --data data/few-large --minutes 10 --out runs/mine-large`
+    """
+    import csv
+
+    from farfield import api
+    from farfield.runs.config import parse_settings
+
+    done = api.finetune(
+        run, data, out=out, minutes=minutes, settings=parse_settings(settings), accelerator=accelerator, console=console
+    )
+    with (done.folder / "finetune.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["metric"] in ("l1", "l1_step"):
+                print(f"{row['stage']:>6}, s = {row['scale']}: {row['field']} {100 * float(row['value']):.2f} %")
 
 
 def report(
@@ -355,4 +429,4 @@ def _only_without(why: str, **options: object) -> None:
         raise ValueError(f"{why}: {', '.join(given)} cannot be given with it")
 
 
-COMMANDS = (version, demo, generate, train, evaluate, report, reproduce, predict)
+COMMANDS = (version, demo, generate, check, train, evaluate, finetune, report, reproduce, predict)

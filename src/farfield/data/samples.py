@@ -34,7 +34,8 @@ class StepPairs(Dataset[Sample]):
     ``crop`` takes a random window of that many cells per axis; cells closer than ``rim`` to a side of the
     window that is not a side of the domain get weight 0. ``points`` then draws that many points without
     replacement. Of ``candidates`` windows the one is kept in which the fields change most: where nothing
-    happens, there is little to learn. Positions and flags always are those of the whole domain. Draws come
+    happens, there is little to learn. ``symmetries`` shows each item as one of the domain's mirror images and turns,
+    for fields that are scalars. Positions and flags always are those of the whole domain. Draws come
     from torch's generator: `torch.manual_seed` repeats them, and a DataLoader gives each worker its own
     stream. Files are read state by state, never as a whole.
     """
@@ -49,6 +50,7 @@ class StepPairs(Dataset[Sample]):
         crop: tuple[int, ...] | None = None,
         rim: int = 0,
         candidates: int = 1,
+        symmetries: bool = False,
     ) -> None:
         self.split = open_split(folder, split)
         self.spec, self.domain = self.split.spec, self.split.domain
@@ -65,6 +67,9 @@ class StepPairs(Dataset[Sample]):
             raise ValueError(f"expected at least one candidate window, got {candidates}")
         if points is not None and not 1 <= points <= np.prod(self.crop):
             raise ValueError(f"expected 1 to {np.prod(self.crop)} points per sample, got {points}")
+        if symmetries and self.crop != self.domain.cells:
+            raise ValueError(f"symmetries are those of the whole domain, they do not go with a crop of {self.crop}")
+        self.symmetries = symmetries
         statistics = read_statistics(folder, stride)
         self.standardise_state = Standardiser.of_states(statistics, self.spec.fields)
         self.standardise_change = Standardiser.of_changes(statistics, self.spec.fields)
@@ -86,7 +91,7 @@ class StepPairs(Dataset[Sample]):
         read = [torch.from_numpy(self.split.read(simulation, times, window)) for window in windows]
         changes = [float((later - now).abs().sum()) for now, later in read] if self.candidates > 1 else [0.0]
         chosen = int(np.argmax(changes))
-        window, (now, later) = windows[chosen], read[chosen]
+        window, (now, later) = windows[chosen], self._turned(read[chosen]) if self.symmetries else read[chosen]
         sample = Sample(
             features=torch.cat([self.standardise_state(_points(now)), _points(self._flags[:, *window])], dim=-1),
             positions=_points(self._positions[:, *window]),
@@ -97,6 +102,21 @@ class StepPairs(Dataset[Sample]):
             return sample
         drawn = torch.randperm(len(sample.weights))[: self.points]
         return Sample(*(values[drawn] for values in sample))
+
+    def _turned(self, states: Tensor) -> Tensor:
+        """States (2, F, cells...) mirrored along random axes, with random axes of equal length exchanged.
+
+        The domain and its boundary flags are their own mirror images, so only the fields are turned.
+        """
+        axes = range(self.domain.space_dim)
+        states = states.flip([2 + axis for axis in axes if torch.rand(()) < 0.5])
+        sides = list(zip(self.domain.cells, self.domain.extent, strict=True))
+        order = list(axes)
+        for axis in axes:
+            same = [other for other in axes if other >= axis and sides[other] == sides[axis]]
+            other = same[int(torch.randint(len(same), ()))]
+            order[axis], order[other] = order[other], order[axis]
+        return states.permute(0, 1, *(2 + axis for axis in order))
 
     def _draw_window(self) -> tuple[slice, ...]:
         starts = [

@@ -76,5 +76,9 @@ class Standardiser:
     def __call__(self, physical: Tensor) -> Tensor:
         return (physical - physical.new_tensor(self.mean)) / physical.new_tensor(self.std)
 
+    def zero(self) -> tuple[float, ...]:
+        """What zero becomes, per field."""
+        return tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
+
     def inverse(self, standardised: Tensor) -> Tensor:
         return standardised * standardised.new_tensor(self.std) + standardised.new_tensor(self.mean)

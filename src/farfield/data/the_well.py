@@ -101,7 +101,7 @@ class Split:
             raise self._damaged(error) from error
         return np.stack(fields, axis=-1 - self.domain.space_dim)
 
-    def preload(self, at_most: int = 2**30) -> None:
+    def preload(self, at_most: int = 2**31) -> None:
         """Keep the split in memory if it has at most so many bytes: a random read then costs much less."""
         cells = int(np.prod(self.domain.cells))
         if 4 * len(self.spec.fields) * self.simulations * self.states * cells <= at_most:

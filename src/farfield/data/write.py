@@ -110,11 +110,11 @@ def _write_header(
         dataset.attrs["sample_varying"] = False
         dataset.attrs["time_varying"] = False
     conditions = file.create_group("boundary_conditions")
-    for axis, cells in zip(spec.axes, domain.cells, strict=True):
-        condition = conditions.create_group(f"{axis}_{spec.boundary}")
+    for axis, cells, boundary in zip(spec.axes, domain.cells, spec.boundaries, strict=True):
+        condition = conditions.create_group(f"{axis}_{boundary}")
         condition.attrs["associated_dims"] = [axis]
         condition.attrs["associated_fields"] = list(spec.fields)
-        condition.attrs["bc_type"] = spec.boundary.upper()
+        condition.attrs["bc_type"] = boundary.upper()
         condition.attrs["sample_varying"] = False
         condition.attrs["time_varying"] = False
         mask = np.zeros(cells, dtype=bool)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from farfield.data.dataset import Dataset
 from farfield.evaluation.rows import Record, Row, scale_order
 from farfield.runs.run import Run
 from farfield.runs.weights import Device
@@ -77,7 +78,7 @@ def in_order(scales: Iterable[str]) -> list[str]:
 class Scored(Protocol):
     """What evaluation asks of a problem."""
 
-    def subject(self, run: Run, data: str | Path | None = None, device: Device = None) -> Subject:
+    def subject(self, run: Run, data: Dataset | str | Path | None = None, device: Device = None) -> Subject:
         """A run and its test data, in the folder ``data`` or in that which it was trained on."""
 
 
@@ -87,7 +88,7 @@ def evaluate(
     scales: Iterable[str] = (),
     *,
     amount: Amount = Amount(),
-    data: str | Path | None = None,
+    data: Dataset | str | Path | None = None,
     device: Device = None,
     console: Console | None = None,
 ) -> list[Row]:

@@ -30,6 +30,17 @@ def relative_errors(prediction: Tensor, truth: Tensor) -> dict[str, Tensor]:
     }
 
 
+def variance_scaled_error(prediction: Tensor, truth: Tensor) -> Tensor:
+    """The Well's VRMSE of states (B, N, F), sqrt(mean (prediction - truth)^2 / variance of truth): (B, F).
+
+    1 is what the truth's own mean would score. NaN where the truth is constant, infinite where a prediction is not
+    finite.
+    """
+    variance = truth.var(1, correction=0)
+    ratio = ((prediction - truth).square().mean(1) / variance).sqrt()
+    return torch.where(variance == 0, torch.nan, torch.where(ratio.isfinite(), ratio, torch.inf))
+
+
 def mean_error(errors: Tensor) -> tuple[float, int]:
     """The mean over samples (S,) that have an error, and their number."""
     defined = errors[~errors.isnan()]

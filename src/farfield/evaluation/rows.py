@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from farfield.files import atomic_path, atomic_write_text, this_command
+from farfield.files import atomic_path, atomic_write_text, this_command, write_table
 from farfield.runs.run import Run
 
 
@@ -71,11 +70,7 @@ def read_rows(path: str | Path) -> list[Row]:
 
 def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
     """Write a file of rows, in one step."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows(rows)
-    atomic_write_text(path, text.getvalue())
+    write_table(path, Row._fields, rows)
 
 
 def scale_order(scale: str) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ from farfield.data.domain import rollout
 from farfield.data.spec import SampleSpec
 from farfield.data.the_well import Split, held_out_splits
 from farfield.evaluation.evaluate import Advance, Amount, Numbers, Pictures, in_order
-from farfield.evaluation.metrics import mean_error, relative_errors
+from farfield.evaluation.metrics import mean_error, relative_errors, variance_scaled_error
 from farfield.files import fingerprint
 from farfield.prediction.stepping import Predictor
 from farfield.runs.run import Run
@@ -50,7 +50,7 @@ class StepPairSubject:
         self.splits: dict[str, Split] = {}
 
     def open(self, scales: list[str]) -> None:
-        self.splits = _test_splits(self.folder, scales, self.run)
+        self.splits = test_splits(self.folder, scales, self.run)
 
     def data(self, scale: str) -> str:
         split = self.splits[scale]
@@ -73,7 +73,7 @@ class StepPairSubject:
         step = self.predictor.on(split.domain.points())
         first: list[Tensor] = []  # the first simulation's rollout
         found = [
-            *_one_step(step, split, wanted["pairs"], advance),
+            *one_step_errors(step, split, wanted["pairs"], advance),
             *_rollouts(step, split, wanted["rollouts"], advance, first),
         ]
         return found, lambda: _pictures(step, split, first) if scale in PICTURED_SCALES else {}
@@ -82,14 +82,16 @@ class StepPairSubject:
 Step = Callable[[Tensor], Tensor]
 
 
-def _one_step(step: Step, split: Split, pairs: int, advance: Advance) -> Iterator[Numbers]:
+def one_step_errors(step: Step, split: Split, pairs: int, advance: Advance) -> Iterator[Numbers]:
     """The errors of single steps from true states."""
     chosen = np.sort(np.random.default_rng(0).permutation(split.simulations * (split.states - 1))[:pairs])
     errors: dict[str, list[Tensor]] = {}
     for group in _groups(chosen, split):
         states = [split.read(i, slice(k, k + 2)) for i, k in (divmod(int(pair), split.states - 1) for pair in group)]
         now, later = (_points(np.stack(states)[:, time]) for time in (0, 1))
-        for name, values in relative_errors(step(now).cpu() - now, later - now).items():
+        predicted = step(now).cpu()
+        found = relative_errors(predicted - now, later - now) | {"vrmse": variance_scaled_error(predicted, later)}
+        for name, values in found.items():
             errors.setdefault(name, []).append(values)
         advance(len(group))
     led_to = torch.from_numpy(chosen % (split.states - 1) + 1)
@@ -111,7 +113,8 @@ def _rollouts(step: Step, split: Split, simulations: int, advance: Advance, kept
             if horizon == 0:
                 continue
             truth = _points(split.read(several, horizon))
-            for name, values in relative_errors(state.cpu() - first, truth - first).items():
+            found = relative_errors(state.cpu() - first, truth - first)
+            for name, values in (found | {"vrmse": variance_scaled_error(state.cpu(), truth)}).items():
                 errors.setdefault((name, horizon), []).append(values)
             advance(len(group))
     for (name, horizon), parts in errors.items():
@@ -165,7 +168,7 @@ def _points(states: NDArray[np.float32]) -> Tensor:
     return torch.from_numpy(states.reshape(*states.shape[:2], -1).swapaxes(1, 2)).double()
 
 
-def _test_splits(folder: Path, scales: list[str], run: Run) -> dict[str, Split]:
+def test_splits(folder: Path, scales: list[str], run: Run) -> dict[str, Split]:
     """The test split of each scale."""
     found = held_out_splits(folder)
     if not found:

@@ -5,35 +5,18 @@ Unknown keys are refused with the nearest valid name.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from farfield.attention import LAAPE, LASPE, ALiBi, Encoding, FlashBias, RoPE, Window
 from farfield.models.ab_swift import FIELDS, AbSwift, AbSwiftEncodings, ab_swift_encodings
+from farfield.models.tokens import PatchTokens
 from farfield.models.transformer_operator import TransformerOperator
+from farfield.settings import Strict
 
 Lengths = float | list[float] | list[list[float]]
 EncodingName = Literal["rope", "laspe", "laape", "flashbias", "alibi", "window", "none"]
-
-
-class Strict(BaseModel):
-    """A documented, immutable group of settings that refuses keys it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            for key in values:
-                if key not in cls.model_fields:
-                    near = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
-                    hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(cls.model_fields)}"
-                    raise ValueError(f"unknown key {key!r}: {hint}")
-        return values
 
 
 class RotaryConfig(Strict):
@@ -136,18 +119,48 @@ class SizeConfig(Strict):
     """Relative error that a sparse backend may make."""
 
 
+class PatchConfig(Strict):
+    """Patches of a regular grid as tokens."""
+
+    patch: int = Field(4, ge=1)
+    """Cells per token along each axis."""
+    overlap: int | None = Field(None, ge=0)
+    """Cells by which a patch reaches into its neighbours; null for half a patch."""
+    levels: tuple[int, ...] = ()
+    """Features of the U-Net's levels between cells and tokens, the finest first."""
+    mixing: bool = False
+    """Let the blocks' point-wise networks see the neighbouring tokens, by a convolution of each channel."""
+
+
 class ModelConfig(SizeConfig):
     """The transformer operator: its size and how its attention is computed."""
 
     depth: int = Field(6, ge=1)
     """Transformer blocks."""
+    tokens: PatchConfig | None = None
+    """Patches of a regular grid as tokens; null for points."""
 
     def build(
-        self, encoding: EncodingConfig, in_features: int, out_features: int, space_dim: int
+        self,
+        encoding: EncodingConfig,
+        in_features: int,
+        out_features: int,
+        spacing: tuple[float, ...],
+        periodic: bool | tuple[bool, ...] = False,
+        conditions: int = 0,
     ) -> TransformerOperator:
-        """The network, with fresh weights."""
+        """The network, with fresh weights, for data on a grid of this spacing in units of position."""
         built = encoding.build(self.heads, self.width // self.heads)
-        return TransformerOperator(in_features, out_features, space_dim, encoding=built, **self.model_dump())
+        tokens = None
+        if self.tokens is not None:
+            patches = self.tokens
+            tokens = PatchTokens(
+                patches.patch, tuple(spacing), patches.overlap, periodic, patches.levels, patches.mixing
+            )
+        size = self.model_dump(exclude={"tokens"})
+        return TransformerOperator(
+            in_features, out_features, len(spacing), encoding=built, tokens=tokens, conditions=conditions, **size
+        )
 
 
 class AbSwiftEncodingConfig(NamedEncoding):

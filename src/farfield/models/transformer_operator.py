@@ -13,6 +13,7 @@ encoding its output at a point does not depend on how large the domain around it
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import AllPairs, AttentionPlan, Encoding, local_attention, plan_attention, shared_positions
+from farfield.attention.grid import GridPlan, grid_attention, grid_plan, reach_of
+from farfield.models.tokens import NeighbourMixer, Patches, PatchTokens, apply_on_cells, exactly, grid_of
 
 # Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
 _CHUNK = 16_384
@@ -36,16 +39,6 @@ def pointwise(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     for start in range(_CHUNK, x.shape[1], _CHUNK):
         out[:, start : start + _CHUNK] = layer(x[:, start : start + _CHUNK])
     return out
-
-
-def exactly(layer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a layer outside of autocast, in the precision of its weights.
-
-    The first and the last layer of a network are cheap and touch physical values, which bfloat16 would round by 0.4 %:
-    more than a trained model's error.
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        return layer(x.to(next(layer.parameters()).dtype))
 
 
 class Attention(nn.Module):
@@ -73,12 +66,15 @@ class Attention(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        positions: Tensor,
+        positions: Tensor | GridPlan,
         key_positions: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """Attend and project back to (B, Nq, W); ``options`` go to :func:`local_attention`."""
-        y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
+        if isinstance(positions, GridPlan):
+            y = grid_attention(q, k, v, positions, self.encoding)
+        else:
+            y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
         return pointwise(self.out, y.transpose(1, 2).flatten(-2))
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -86,21 +82,54 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block."""
+    """A pre-norm transformer block; with ``conditioned``, numbers of the whole sample scale and shift what it norms.
 
-    def __init__(self, width: int, heads: int, encoding: Encoding, expansion: int = 4):
+        x <- x + attention((1 + a) norm(x) + b);   x <- x + mlp((1 + c) norm(x) + d);   (a, b, c, d) = linear(condition)
+
+    The linear map begins at zero: a block learns from there how much the condition matters to it.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        encoding: Encoding,
+        expansion: int = 4,
+        mixer: nn.Module | None = None,
+        conditioned: bool = False,
+    ):
         super().__init__()
+        self.mixer = mixer
         self.norm_attention = nn.LayerNorm(width)
         self.attention = Attention(width, heads, encoding)
         self.norm_mlp = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
+        if conditioned:
+            self.modulate = nn.Linear(width, 4 * width)
+            nn.init.zeros_(self.modulate.weight)
+            nn.init.zeros_(self.modulate.bias)
 
-    def forward(self, x: Tensor, positions: Tensor, **options: Any) -> Tensor:
-        """Points (B, N, W) that attend to one another."""
-        normed = pointwise(self.norm_attention, x)
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor | GridPlan,
+        grid: tuple[int, ...] | None = None,
+        condition: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Points (B, N, W) that attend to one another, under a condition (B, 1, W); a mixer is told their grid."""
+        normed, then = pointwise(self.norm_attention, x), None
+        if condition is not None:
+            scale, shift, *then = exactly(self.modulate, condition).chunk(4, dim=-1)
+            normed = normed * (1 + scale) + shift
         q, (k, v) = self.attention.queries(normed), self.attention.keys_values(normed)
         del normed  # a gigabyte and a half for two million points
-        return self._add(x, self.attention.read(q, k, v, positions, **options))
+        attended = self.attention.read(q, k, v, positions, **options)
+        if self.mixer is None:
+            return self._add(x, attended, then)
+        x = x + attended
+        hidden = self.mlp[0](self._normed(x, then))
+        return x + self.mlp[2](self.mlp[1](hidden + self.mixer(hidden, grid)))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What points (B, N, W) offer to readers: twice (B, H, N, W / H)."""
@@ -111,8 +140,12 @@ class Block(nn.Module):
         q = self.attention.queries(pointwise(self.norm_attention, x))
         return self._add(x, self.attention.read(q, k, v, positions, key_positions, **options))
 
-    def _add(self, x: Tensor, attended: Tensor) -> Tensor:
-        return pointwise(lambda part: part + self.mlp(self.norm_mlp(part)), x + attended)
+    def _add(self, x: Tensor, attended: Tensor, modulation: list[Tensor] | None = None) -> Tensor:
+        return pointwise(lambda part: part + self.mlp(self._normed(part, modulation)), x + attended)
+
+    def _normed(self, x: Tensor, modulation: list[Tensor] | None) -> Tensor:
+        normed = self.norm_mlp(x)
+        return normed if modulation is None else normed * (1 + modulation[0]) + modulation[1]
 
 
 class TransformerOperator(nn.Module):
@@ -124,6 +157,8 @@ class TransformerOperator(nn.Module):
         width, depth, heads: size of the network; the defaults are the paper's.
         encoding: how positions act on attention, e.g. ``LAAPE(250.0)``; each block gets its own copy.
         expansion: inner width of the point-wise networks over ``width``.
+        conditions: numbers of a whole sample (a Reynolds number) that condition every block; standardise them.
+        tokens: patches of a regular grid, e.g. ``PatchTokens(4, spacing=1.0)``; None for points as tokens.
         checkpointing: keep only the blocks' inputs in training and recompute the rest (less memory, a third more time).
         backend, tolerance: as in :func:`farfield.local_attention`; plain attributes, may be changed at any time.
     """
@@ -139,6 +174,8 @@ class TransformerOperator(nn.Module):
         depth: int = 6,
         heads: int = 3,
         expansion: int = 4,
+        conditions: int = 0,
+        tokens: PatchTokens | None = None,
         checkpointing: bool = False,
         backend: str = "auto",
         tolerance: float = 1e-4,
@@ -160,13 +197,87 @@ class TransformerOperator(nn.Module):
             raise ValueError(f"width must be a multiple of heads, got width {width} and {heads} heads")
         if encoding.space_dim() not in (None, space_dim):
             raise ValueError(f"the encoding is for {encoding.space_dim()} axes, space_dim is {space_dim}")
-        self.in_features, self.space_dim, self.heads = in_features, space_dim, heads
+        if conditions < 0:
+            raise ValueError(f"conditions must be at least 0, got {conditions}")
+        self.in_features, self.space_dim, self.heads, self.conditions = in_features, space_dim, heads, conditions
         self.checkpointing, self.backend, self.tolerance = checkpointing, backend, tolerance
-        self.embed = nn.Linear(in_features, width)
-        self.blocks = nn.ModuleList(Block(width, heads, copy.deepcopy(encoding), expansion) for _ in range(depth))
+        self.tokens = tokens
+        if tokens is None:
+            self.embed = nn.Linear(in_features, width)
+        else:
+            self.patches = Patches(
+                in_features,
+                out_features,
+                width,
+                tokens.patch,
+                space_dim,
+                overlap=tokens.overlap,
+                periodic=tokens.periodic_axes(space_dim),
+                levels=tokens.levels,
+            )
+            self.cell_spacing = tokens.cell_spacing(space_dim)
+            self.token_spacing = tuple(tokens.patch * s for s in self.cell_spacing)
+
+        def mixer() -> nn.Module | None:
+            if tokens is None or not tokens.mixing:
+                return None
+            return NeighbourMixer(expansion * width, space_dim, tokens.periodic_axes(space_dim))
+
+        self.blocks = nn.ModuleList(
+            Block(width, heads, copy.deepcopy(encoding), expansion, mixer(), conditions > 0) for _ in range(depth)
+        )
+        if conditions:
+            self.condition = nn.Sequential(nn.Linear(conditions, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
         self.norm = nn.LayerNorm(width)
-        self.project = nn.Linear(width, out_features)
+        if tokens is None:
+            self.project = nn.Linear(width, out_features)
         self._last_plan: tuple | None = None
+
+    @property
+    def encoding(self) -> Encoding:
+        """The first block's encoding: all blocks have its like, but learn their own decay lengths where asked."""
+        block = self.blocks[0]
+        assert isinstance(block, Block)
+        return block.attention.encoding
+
+    def on_grid(self, fields: Tensor, conditions: Tensor | None = None) -> Tensor:
+        """Fields (B, in, n_1, ..., n_P) on the cells of a whole grid -> (B, out, n_1, ..., n_P)."""
+        cells = tuple(fields.shape[2:])
+        x, kept = self.patches.embed(fields)
+        grid = self.patches.tokens(cells)
+        x = self._through_blocks(x, grid=grid, conditions=conditions, **self._places(grid, x))
+        return self.patches.project(pointwise(self.norm, x), kept, cells)
+
+    def _on_points(self, features: Tensor, positions: Tensor, conditions: Tensor | None) -> Tensor:
+        """:meth:`on_grid` for points of a regular grid, in any order that the batch shares."""
+        if positions.ndim == 3:
+            if not bool((positions == positions[:1]).all()):
+                raise ValueError("patches need one grid for the whole batch, got positions that differ within it")
+            positions = positions[0]
+        if features.shape[1] != len(positions):
+            raise ValueError(
+                f"expected features at {len(positions)} points, as there are positions, got {features.shape[1]}"
+            )
+        return self.on_cells(features, *grid_of(positions, self.cell_spacing), conditions)
+
+    def on_cells(
+        self, features: Tensor, cells: tuple[int, ...], rows: Tensor, conditions: Tensor | None = None
+    ) -> Tensor:
+        """:meth:`on_grid` for features (B, N, in) of all cells, each in the given row of a row-major grid."""
+        return apply_on_cells(functools.partial(self.on_grid, conditions=conditions), features, cells, rows)
+
+    def _places(self, tokens: tuple[int, ...], like: Tensor) -> dict[str, Any]:
+        """Where the tokens are: the windows of a local encoding, or positions where all pairs count."""
+        spacing, periodic = self.token_spacing, self.patches.periodic
+        if self.backend == "auto":
+            reach = reach_of(self.encoding, spacing, self.tolerance)
+            plan = reach and grid_plan(tokens, spacing, periodic, reach)
+            if plan:
+                return {"positions": plan}
+        axes = [torch.arange(n, dtype=torch.float64) * s for n, s in zip(tokens, spacing, strict=True)]
+        positions = torch.cartesian_prod(*axes).reshape(-1, len(tokens)).to(like.device)
+        period = [n * s if p else None for n, s, p in zip(tokens, spacing, periodic, strict=True)]
+        return {"positions": positions, "period": period if any(periodic) else None}
 
     def plan(
         self, positions: Tensor, *, batch: int = 1, period: Sequence[float | None] | None = None
@@ -185,14 +296,15 @@ class TransformerOperator(nn.Module):
         self,
         features: Tensor,
         positions: Tensor,
+        conditions: Tensor | None = None,
         *,
         period: Sequence[float | None] | None = None,
         plan: AttentionPlan | AllPairs | None = None,
     ) -> Tensor:
-        """(B, N, in), (N, P) or (B, N, P) -> (B, N, out).
+        """(B, N, in), (N, P) or (B, N, P), conditions (B, K) -> (B, N, out).
 
-        ``period`` is the length per axis after which the domain repeats, None for axes that do not; ``plan`` that of
-        these points, made here if not given.
+        ``period`` is the length per axis after which the domain repeats, None for axes that do not (patches know
+        theirs; RoPE, which is not local, cannot use it); ``plan`` that of these points, made here if not given.
         """
         if features.ndim != 3 or features.shape[-1] != self.in_features:
             raise ValueError(
@@ -200,20 +312,47 @@ class TransformerOperator(nn.Module):
             )
         if positions.shape[-1] != self.space_dim:
             raise ValueError(f"positions must have {self.space_dim} axes, got the shape {tuple(positions.shape)}")
-        positions = shared_positions(positions)
-        if plan is None and features.shape[0] and features.shape[1] and not torch.compiler.is_compiling():
-            plan = self._plan_of(positions, len(features), period)
-            if not positions.requires_grad and positions.ndim == plan.cloud.query_positions.ndim:
-                positions = plan.cloud.query_positions  # blocks see at once that these are the plan's own
-        options: dict[str, Any] = {"tolerance": self.tolerance, "period": period, "plan": plan}
-        options["backend"] = self.backend if plan is None else plan.backend
+        if self.tokens is not None:
+            return self._on_points(features, positions, conditions)
         x = pointwise(lambda part: exactly(self.embed, part), features)
+        x = self._through_blocks(x, positions, conditions=conditions, period=period, plan=plan)
+        return pointwise(lambda part: exactly(self.project, self.norm(part)), x)
+
+    def _through_blocks(
+        self,
+        x: Tensor,
+        positions: Tensor | GridPlan,
+        *,
+        grid: tuple[int, ...] | None = None,
+        conditions: Tensor | None = None,
+        period: Sequence[float | None] | None = None,
+        plan: AttentionPlan | AllPairs | None = None,
+    ) -> Tensor:
+        options: dict[str, Any] = {"tolerance": self.tolerance}
+        given = None if conditions is None else tuple(conditions.shape)
+        if self.conditions and given != (len(x), self.conditions):
+            raise ValueError(f"conditions must have the shape ({len(x)}, {self.conditions}), got {given}")
+        if not self.conditions and given is not None:
+            raise ValueError(f"this network has no conditions, got some of the shape {given}")
+        if conditions is not None:
+            options["condition"] = exactly(self.condition, conditions)[:, None]
+        if not isinstance(positions, GridPlan):
+            if (
+                not self.encoding.local
+            ):  # it would see endless images of every key: to RoPE, a domain is what it is shown
+                period = None
+            positions = shared_positions(positions)
+            if plan is None and x.shape[0] and x.shape[1] and not torch.compiler.is_compiling():
+                plan = self._plan_of(positions, len(x), period)
+                if not positions.requires_grad and positions.ndim == plan.cloud.query_positions.ndim:
+                    positions = plan.cloud.query_positions  # blocks see at once that these are the plan's own
+            options |= {"period": period, "plan": plan, "backend": self.backend if plan is None else plan.backend}
         for block in self.blocks:
             if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, positions, use_reentrant=False, **options)
+                x = checkpoint(block, x, positions, grid, use_reentrant=False, **options)
             else:
-                x = block(x, positions, **options)
-        return pointwise(lambda part: exactly(self.project, self.norm(part)), x)
+                x = block(x, positions, grid, **options)
+        return x
 
     def _plan_of(
         self, positions: Tensor, batch: int, period: Sequence[float | None] | None

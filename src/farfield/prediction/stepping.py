@@ -1,70 +1,26 @@
 """A trained model with its normalisation: states in physical units in, the states one saved step later out.
 
 Shapes: B states, N points, P space axes, F fields.
-
-A model is loaded from a run's folder: its ``config.yaml`` (encoding and size), ``dataset.json`` (fields, domain,
-standardisation) and ``best.safetensors``. The shipped ones are runs without what continues their training.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from pydantic import ValidationError
-from scipy.spatial import cKDTree
-from torch import Tensor, nn
+from torch import Tensor
 
-from farfield.data.domain import NORMALISED_WIDTH, boundary_flags, rollout
-from farfield.models.config import EncodingConfig, ModelConfig
-from farfield.runs.run import Run
-from farfield.runs.weights import Device, chosen_device, load_weights
-
-Fields = Mapping[str, ArrayLike]
+from farfield.data.domain import Domain, rollout
+from farfield.prediction.trained import Fields, Trained, grouped
 
 # So many points go through the network at a time, or one state where it alone has more: memory stays bounded.
 _POINTS = 1 << 16
 
 
-class Predictor:
-    """A network, the fields it predicts and how they are standardised (``description`` is a run's ``dataset.json``)."""
-
-    def __init__(self, model: nn.Module, description: Mapping[str, Any], encoding: str):
-        spec = description["spec"]
-        self.model = model.eval().requires_grad_(False)
-        self.encoding = encoding
-        self.problem: str = spec["problem"]
-        self.fields: tuple[str, ...] = tuple(spec["fields"])
-        self.field_units: tuple[str, ...] = tuple(spec["field_units"])
-        self.axes: tuple[str, ...] = tuple(spec["axes"])
-        self.time_step: float = spec["time_step"]
-        self.spacing: tuple[float, ...] = tuple(spec["spacing"])  # of the training data's points
-        self.position_scale = tuple(NORMALISED_WIDTH / extent for extent in spec["training_extent"])
-        self.device = next(model.parameters()).device
-        self._state_mean, self._state_std, self._change_mean, self._change_std = (
-            torch.tensor(description[kind][moment], dtype=torch.float64, device=self.device)
-            for kind in ("states", "changes")
-            for moment in ("mean", "std")
-        )
-
-    @classmethod
-    def load(cls, run: Run, device: Device = None) -> Predictor:
-        """The best weights of a run; on CUDA where there is one, unless a device is given."""
-        config, description = run.settings(), run.dataset()
-        try:
-            encoding = EncodingConfig.model_validate(config["encoding"])
-            size = ModelConfig.model_validate(config["model"])
-            spec = description["spec"]
-            fields, axes = len(spec["fields"]), len(spec["axes"])
-            model = size.build(encoding, fields + axes, fields, axes)
-            load_weights(run.best_path, model)
-            return cls(model.to(chosen_device(device)), description, encoding.name)
-        except (KeyError, TypeError, ValidationError) as error:
-            raise ValueError(f"{run} does not describe a trained model: {type(error).__name__}: {error}") from None
+class Predictor(Trained):
+    """A network that predicts the change of a state over one saved step."""
 
     def __repr__(self) -> str:
         return (
@@ -72,121 +28,136 @@ class Predictor:
             f"{', '.join(self.axes)}, {self.time_step:g} per step)"
         )
 
-    def step(self, fields: Fields, positions: ArrayLike, *, boundary: ArrayLike | None = None) -> dict[str, NDArray]:
+    def step(
+        self,
+        fields: Fields,
+        positions: ArrayLike | None = None,
+        *,
+        boundary: ArrayLike | None = None,
+        inputs: Fields | None = None,
+        parameters: Mapping[str, float] | None = None,
+        extent: Sequence[float] | None = None,
+    ) -> dict[str, NDArray]:
         """The fields one saved step later.
 
         Args:
-            fields: one array (N,) or (B, N) per name in ``self.fields``, in physical units.
-            positions: (N,) or (N, P), in the problem's length unit (metres), on a domain of any size.
-            boundary: (N,) or (N, P), 1 at the first and last point along each axis; from the extremes of the
-                positions unless given.
+            fields: one array (N,) or (B, N) per name, in physical units, vectors with their components last; without
+                positions, arrays of a regular grid, (n_1, ..., n_P) or (B, n_1, ..., n_P), with the spacing of the
+                training data.
+            positions: (N,) or (N, P), in the problem's length unit (metres), on a domain of any size. A model of
+                patches needs those of a regular grid with the training data's spacing, in any order.
+            boundary: (N,) or (N, axes that end), 1 at the first and last point along each axis; from the extremes of
+                the positions unless given.
+            inputs: what is given beside the state and does not change, where the data has such fields.
+            parameters: the numbers that condition the network, where the data has them.
+            extent: of a periodic domain, its length along each axis; that of the grid unless given.
         """
-        return next(self.states(fields, positions, 1, boundary=boundary, initial=False))
+        options = {"boundary": boundary, "inputs": inputs, "parameters": parameters, "extent": extent}
+        return next(self.states(fields, positions, 1, initial=False, **options))  # type: ignore[arg-type]
 
     def rollout(
-        self, fields: Fields, positions: ArrayLike, steps: int, *, boundary: ArrayLike | None = None
+        self,
+        fields: Fields,
+        positions: ArrayLike | None = None,
+        steps: int = 1,
+        *,
+        boundary: ArrayLike | None = None,
+        inputs: Fields | None = None,
+        parameters: Mapping[str, float] | None = None,
+        extent: Sequence[float] | None = None,
     ) -> dict[str, NDArray]:
         """Predictions fed back: arrays (steps + 1, N) or (steps + 1, B, N), the given state first."""
-        states = list(self.states(fields, positions, steps, boundary=boundary))
-        return {name: np.stack([state[name] for state in states]) for name in self.fields}
+        options = {"boundary": boundary, "inputs": inputs, "parameters": parameters, "extent": extent}
+        states = list(self.states(fields, positions, steps, **options))  # type: ignore[arg-type]
+        return {name: np.stack([state[name] for state in states]) for name in states[0]}
 
     def states(
         self,
         fields: Fields,
-        positions: ArrayLike,
+        positions: ArrayLike | None,
         steps: int,
         *,
         boundary: ArrayLike | None = None,
+        inputs: Fields | None = None,
+        parameters: Mapping[str, float] | None = None,
+        extent: Sequence[float] | None = None,
         initial: bool = True,
     ) -> Iterator[dict[str, NDArray]]:
         """The states of :meth:`rollout` one at a time, for domains where not all of them fit into memory."""
+        shape: tuple[int, ...] | None = None
+        if positions is None:
+            positions, fields, shape = self._from_grid(fields)
+            inputs = {
+                name: np.asarray(a).reshape(len(positions), *self._tail(name)) for name, a in (inputs or {}).items()
+            }
         points = self._positions(positions)
-        state, shape, dtype = self._state(fields, len(points))
-        predicted = rollout(self.on(points, boundary), state, steps)
+        state, given, dtype = self._columns(fields, self.fields, len(points))
+        shape = given if shape is None else shape
+        step = self.on(points, boundary, inputs=inputs, parameters=parameters, extent=extent)
+        predicted = rollout(step, state, steps)
         if not initial:
             next(predicted)
         return (self._named(state, shape, dtype) for state in predicted)
 
-    def on(self, positions: ArrayLike, boundary: ArrayLike | None = None) -> Callable[[Tensor], Tensor]:
+    def on(
+        self,
+        positions: ArrayLike,
+        boundary: ArrayLike | None = None,
+        *,
+        inputs: Fields | None = None,
+        parameters: Mapping[str, float] | None = None,
+        extent: Sequence[float] | None = None,
+    ) -> Callable[[Tensor], Tensor]:
         """The step on fixed points, on tensors: physical states (B, N, F) -> the same one step later.
 
         States are float64, so that their small changes keep the network's precision. Nothing is checked: a diverging
         prediction goes on.
         """
         points = self._positions(positions)
-        self._warn_of_spacing(points)
-        flags = boundary_flags(points) if boundary is None else self._boundary(boundary, points.shape)
-        flags_ = torch.as_tensor(flags, dtype=torch.float32, device=self.device)
-        # in float64: distances keep their precision however far from the origin
-        where = torch.as_tensor(points * np.asarray(self.position_scale), device=self.device)
+        network = self._network(points, extent)
+        standing = self._standing(points, boundary, inputs)
+        conditions = self._conditions(parameters, 1)
+        (state_mean, state_std), (change_mean, change_std) = self._state, self._change
 
         @torch.no_grad()
-        def change(state: Tensor) -> Tensor:
-            standardised = ((state - self._state_mean) / self._state_std).float()
-            features = torch.cat([standardised, flags_.expand(len(state), -1, -1)], dim=-1)
-            return self.model(features, where).double() * self._change_std + self._change_mean
+        def stepped(state: Tensor) -> Tensor:
+            scaled = self._to_scale(state)
+            features = torch.cat([((scaled - state_mean) / state_std).float(), standing.expand(len(state), -1, -1)], -1)
+            known = None if conditions is None else conditions.expand(len(state), -1)
+            change = network(features, known).double() * change_std + change_mean
+            return self._from_scale(scaled + change)
 
         def step(state: Tensor) -> Tensor:
             parts = state.to(self.device, torch.float64).split(max(1, _POINTS // len(points)))
-            return torch.cat([part + change(part) for part in parts])
+            return torch.cat([stepped(part) for part in parts])
 
         return step
 
-    def _positions(self, positions: ArrayLike) -> NDArray[np.float64]:
-        points = np.asarray(positions, dtype=np.float64)
-        if points.ndim == 1 and len(self.axes) == 1:
-            points = points[:, None]
-        if points.ndim != 2 or points.shape[1] != len(self.axes) or len(points) == 0:
-            raise ValueError(
-                f"positions must have the shape (points, {len(self.axes)}), one column for each of "
-                f"{', '.join(self.axes)}, got {np.shape(positions)}"
-            )
-        if not np.isfinite(points).all():
-            raise ValueError("positions must be finite, they hold NaN or infinity")
-        return points
+    def _tail(self, name: str) -> tuple[int, ...]:
+        return (len(self.spec.vectors[name]),) if name in self.spec.vectors else ()
 
-    def _warn_of_spacing(self, points: NDArray[np.float64]) -> None:
-        """Points much closer or further apart than in training: other units, or a mesh that the model has not seen."""
-        if len(points) < 2:
-            return
-        some = points[:: -(-len(points) // 1000)]  # so many tell enough, at any size
-        distances = cKDTree(points).query(some, k=2)[0][:, 1]
-        usual, trained = float(np.median(distances)), min(self.spacing)
-        if not 0.5 * trained <= usual <= 2 * trained:
-            warnings.warn(
-                f"the points lie {usual:.3g} apart, those that the model was trained on {trained:.3g}: are the "
-                "positions in its unit of length? It has not learned other spacings",
-                stacklevel=3,
-            )
-
-    def _boundary(self, boundary: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        flags = np.asarray(boundary, dtype=np.float64)
-        if flags.ndim == 1 and shape[1] == 1:
-            flags = flags[:, None]
-        if flags.shape != shape:
-            raise ValueError(f"boundary must have the positions' shape {shape}, got {flags.shape}")
-        return flags
-
-    def _state(self, fields: Fields, points: int) -> tuple[Tensor, tuple[int, ...], np.dtype]:
-        """Named arrays as a tensor (B, N, F), and the shape and precision to give back."""
-        if set(fields) != set(self.fields):
-            raise ValueError(f"expected the fields {', '.join(self.fields)}, got {', '.join(fields) or 'none'}")
-        arrays = [np.asarray(fields[name]) for name in self.fields]
-        shape = arrays[0].shape
-        for name, array in zip(self.fields, arrays, strict=True):
-            if array.dtype.kind not in "fiu":
-                raise ValueError(f"field {name} must hold real numbers, got {array.dtype}")
-            if array.ndim not in (1, 2) or array.shape[-1] != points or array.shape != shape:
+    def _from_grid(self, fields: Fields) -> tuple[NDArray[np.float64], Fields, tuple[int, ...]]:
+        """Fields of a grid's shape as fields of points: positions, fields, and the shape to give back."""
+        arrays = {name: np.asarray(values) for name, values in fields.items()}
+        dim = len(self.axes)
+        shapes = {}
+        for name, array in arrays.items():
+            tail = len(self._tail(name))
+            shapes[name] = array.shape[: array.ndim - tail]
+            if len(shapes[name]) not in (dim, dim + 1) or 0 in array.shape:
                 raise ValueError(
-                    f"field {name} must have the shape ({points},) or (states, {points}), as there are {points} "
-                    f"positions, and all fields the same; got {array.shape}"
+                    f"without positions, field {name} must have the shape of a grid ({', '.join(self.axes)}), or that "
+                    f"with states in front, got {array.shape}"
                 )
-            bad = array.size - int(np.isfinite(array).sum())
-            if bad:
-                raise ValueError(f"field {name} holds {bad} values that are NaN or infinite, of {array.size}")
-        state = np.stack([array.reshape(-1, points).astype(np.float64) for array in arrays], axis=-1)
-        return torch.from_numpy(state), shape, np.result_type(*arrays, np.float32)
+        if len(set(shapes.values())) > 1:
+            raise ValueError(f"all fields must have the same shape, got {shapes}")
+        shape = next(iter(shapes.values()), (1,) * dim)
+        cells = shape[len(shape) - dim :]
+        domain = Domain(cells, tuple(n * dx for n, dx in zip(cells, self.spacing, strict=True)))
+        flat = {
+            name: array.reshape(*shape[: len(shape) - dim], -1, *self._tail(name)) for name, array in arrays.items()
+        }
+        return domain.points(), flat, shape
 
-    def _named(self, state: Tensor, shape: tuple[int, ...], dtype: np.dtype) -> dict[str, NDArray]:
-        columns = state.cpu().numpy()
-        return {name: columns[..., i].reshape(shape).astype(dtype) for i, name in enumerate(self.fields)}
+
+__all__ = ["Predictor", "grouped"]

@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from farfield.data.dataset import open_dataset
 from farfield.data.spec import SampleSpec
-from farfield.data.the_well import open_split
+from farfield.problems.own import own_problem
 from farfield.problems.problem import Problem, SteppingProblem
-from farfield.report.saved import Presentation
 from farfield.runs.run import Run
 
 # A problem, or the module that defines it as PROBLEM, which is imported when it is asked for.
@@ -38,12 +38,7 @@ def problem_of(run: Run) -> Problem:
 def problem_for(settings: Mapping[str, Any]) -> Problem:
     """The problem of a run that has yet to begin, from its settings."""
     name = settings["problem"]
-    return problem_named(name) if name in PROBLEMS else own_problem(open_split(settings["dataset"], "train").spec)
-
-
-def own_problem(spec: SampleSpec) -> Problem:
-    """The problem that a user's data is."""
-    return SteppingProblem(spec.problem, Presentation(spec.problem), spec)
+    return problem_named(name) if name in PROBLEMS else own_problem(open_dataset(settings["dataset"]).spec)
 
 
 __all__ = ["PROBLEMS", "Problem", "SteppingProblem", "own_problem", "problem_for", "problem_named", "problem_of"]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, get_args
 
 from rich.console import Console
 
+from farfield.data.dataset import Dataset
 from farfield.data.spec import SampleSpec
 from farfield.evaluation.evaluate import Amount, Subject
 from farfield.models.config import EncodingName
@@ -107,7 +108,7 @@ class Problem(ABC):
         """The best weights of a run, ready to predict in physical units."""
 
     @abstractmethod
-    def subject(self, run: Run, data: str | Path | None = None, device: Device = None) -> Subject:
+    def subject(self, run: Run, data: Dataset | str | Path | None = None, device: Device = None) -> Subject:
         """A run and its test data, in the folder ``data`` or in that which it was trained on."""
 
     @abstractmethod
@@ -122,6 +123,13 @@ def require(run: Run, options: Mapping[str, Any], needed: str, what: str, known:
         raise ValueError(f"{run.folder.name} is a model of {problem}: it needs --{needed} with {what}")
     if given := [f"--{name.replace('_', '-')}" for name in options if name not in (needed, *known)]:
         raise ValueError(f"a model of {problem} has no use for {', '.join(given)}")
+
+
+def folder_of(run: Run, data: Dataset | str | Path | None) -> Path:
+    """The folder of test data: the given one, or that which the run was trained on."""
+    if isinstance(data, Dataset):
+        raise ValueError(f"a run of {run.settings()['problem']} is tested on a folder that `farfield generate` made")
+    return Path(data or run.settings()["dataset"])
 
 
 @dataclass(frozen=True)
@@ -140,10 +148,10 @@ class SteppingProblem(Problem):
 
         return Predictor.load(run, device)
 
-    def subject(self, run: Run, data: str | Path | None = None, device: Device = None) -> Subject:
+    def subject(self, run: Run, data: Dataset | str | Path | None = None, device: Device = None) -> Subject:
         from farfield.evaluation.stepping import StepPairSubject
 
-        return StepPairSubject(run, data or run.settings()["dataset"], device)
+        return StepPairSubject(run, folder_of(run, data), device)
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         require(run, options, "input", "states", ("steps", "start"))

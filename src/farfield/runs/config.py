@@ -35,14 +35,16 @@ class SamplingConfig(Strict):
     """Windows drawn per item, of which the one is kept where most happens."""
     points: int | None = Field(None, ge=1)
     """Points drawn at random from the window; null for all."""
+    symmetries: bool = False
+    """Show each item as one of the mirror images and turns of its domain, drawn at random; for scalar fields."""
 
 
 class TrainingConfig(Strict):
     """Optimiser, schedule and batches. The defaults are the paper's for problems on a grid."""
 
-    loss: Literal["mse", "relative"] = "mse"
+    loss: Literal["mse", "relative", "l1"] = "mse"
     """mse: the mean squared error of the standardised targets. relative: per item and field, over the targets' mean
-    square, so that a nearly steady state counts as much as a violent one."""
+    square, so that a nearly steady state counts as much as a violent one. l1: the relative L1 error of the tables."""
     optimiser: Literal["lion", "adamw", "muon"] = "lion"
     """lion (the paper's), adamw, or muon for the blocks' matrices with adamw for the rest."""
     learning_rate: float = Field(5e-5, gt=0)
@@ -168,6 +170,27 @@ class SteppingRun(RunConfig):
         built = self.encoding.build(self.model.heads, self.model.width // self.model.heads)  # refuses what it cannot be
         if (heads := built.heads()) not in (None, self.model.heads):
             raise ValueError(f"encoding.decay_length is given for {heads} heads, model.heads is {self.model.heads}")
+        return self
+
+
+class OwnRun(RunConfig):
+    """A transformer operator that learns a user's own data: steps, or steady fields."""
+
+    encoding: EncodingConfig = EncodingConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig(epochs=100)
+    noise: float = Field(0.0, ge=0)
+    """Of a state in training, over the spread of its change: rollouts then drift less. Steps only."""
+    pushforward: float = Field(0.0, ge=0, le=1)
+    """The share of batches that start from the network's own prediction instead of the true state. Steps only."""
+    starts_from: str | None = None
+    """A run whose weights and standardisation this one begins with (``farfield finetune``)."""
+    old_share: float = Field(0.5, ge=0, lt=1)
+    """With starts_from: the share of items from that run's own training data, so that it is not forgotten."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self.encoding.build(self.model.heads, self.model.width // self.model.heads)  # refuses what it cannot be
         return self
 
 

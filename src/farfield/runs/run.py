@@ -77,12 +77,16 @@ class Run:
     def __str__(self) -> str:
         return str(self.folder)
 
-    def create(self, config: RunConfig, dataset: Mapping[str, Any]) -> None:
-        """Start a new run; one that has begun already, or trained weights, are never overwritten."""
+    def check_new(self) -> None:
+        """A run that has begun already, or trained weights, are never overwritten."""
         if self.state_path.exists():
             raise ValueError(f"{self} already holds a run: continue it with --resume {self}, or choose another --out")
         if self.best_path.exists():
             raise ValueError(f"{self} already holds trained weights ({self.best_path.name}): choose another --out")
+
+    def create(self, config: RunConfig, dataset: Mapping[str, Any]) -> None:
+        """Start a new run."""
+        self.check_new()
         config.save(self.config_path)
         atomic_write_text(self.dataset_path, json.dumps(dataset, indent=1))
 

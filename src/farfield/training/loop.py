@@ -149,7 +149,7 @@ def train(
     steps_per_epoch = items // config.batch_size
     steps = config.total_steps(items)
 
-    optimisers = build_optimisers(task.model, config)
+    optimisers = build_optimisers(task.model, config, dtype)
     model, *optimisers = fabric.setup(task.model, *optimisers)
     average = copy.deepcopy(task.model).requires_grad_(False) if config.average else task.model
 

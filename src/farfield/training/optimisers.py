@@ -7,18 +7,19 @@ import math
 import torch
 from lion_pytorch import Lion
 from torch import nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from farfield.runs.config import TrainingConfig
+from farfield.training.muon import Muon
 
 # Muon makes a matrix' update orthogonal; an embedding of three features or a projection to two fields is no such map.
 _THINNEST = 16
 
 
-def build_optimisers(model: nn.Module, config: TrainingConfig) -> list[Optimizer]:
-    """One optimiser, or two for Muon: the blocks' matrices, and AdamW for all else.
+def build_optimisers(model: nn.Module, config: TrainingConfig, dtype: torch.dtype = torch.float32) -> list[Optimizer]:
+    """One optimiser, or two for Muon: matrices and convolutions between hidden features, and AdamW for all else.
 
-    torch's Muon works in bfloat16, which most CPUs only emulate: there it costs more than the rest of the step.
+    ``dtype`` is what the hardware multiplies fast; Muon iterates in it, if that is not float16, which has no range.
     Weight decay acts on matrices only: biases and norms have nothing to shrink towards.
     """
     weights = [p for p in model.parameters() if p.requires_grad]
@@ -26,12 +27,12 @@ def build_optimisers(model: nn.Module, config: TrainingConfig) -> list[Optimizer
     others = [p for p in weights if p.ndim < 2]
     rate, decay = config.learning_rate, config.weight_decay
     if config.optimiser == "muon":
-        hidden = [p for p in matrices if p.ndim == 2 and min(p.shape) >= _THINNEST]
+        hidden = [p for p in matrices if min(p.shape[:2]) >= _THINNEST]
         kept = {id(p) for p in hidden}
         matrices = [p for p in matrices if id(p) not in kept]
-        # "match_rms_adamw" scales Muon's update to the size of AdamW's, so that one rate serves both
-        muon = Muon(hidden, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-        return [muon, AdamW(_groups(matrices, others, decay), lr=rate)]
+        iterated = torch.float32 if dtype == torch.float16 else dtype
+        muon = Muon(hidden, lr=rate, weight_decay=decay, dtype=iterated)
+        return [muon, AdamW(_groups(matrices, others, decay), lr=rate, betas=(0.9, 0.98))]
     if config.optimiser == "adamw":
         return [AdamW(_groups(matrices, others, decay), lr=rate)]
     return [Lion(_groups(matrices, others, decay), lr=rate)]

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from farfield.data.dataset import Dataset
 from farfield.evaluation.evaluate import Amount, Subject
 from farfield.models.config import EncodingName
-from farfield.problems.problem import Preset, Problem
+from farfield.problems.problem import Preset, Problem, folder_of
 from farfield.problems.urban_wind.column_config import ColumnRun
 from farfield.problems.urban_wind.recipe import SCALES, UrbanGeneration, predict_wind_file
 from farfield.problems.urban_wind.shown import SHOWN
@@ -86,10 +87,10 @@ class UrbanColumns(Problem):
 
         return ColumnPredictor.load(run, device)
 
-    def subject(self, run: Run, data: str | Path | None = None, device: Device = None) -> Subject:
+    def subject(self, run: Run, data: Dataset | str | Path | None = None, device: Device = None) -> Subject:
         from farfield.problems.urban_wind.scoring import UrbanSubject
 
-        return UrbanSubject(self.predictor(run, device), data or run.settings()["dataset"])
+        return UrbanSubject(self.predictor(run, device), folder_of(run, data))
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         return predict_wind_file(self, run, options, out, device)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from farfield.data.dataset import Dataset
 from farfield.evaluation.evaluate import Amount, Subject
 from farfield.models.config import EncodingName
 from farfield.problems.paper import PAPER_TRAINING
-from farfield.problems.problem import Preset, Problem, require
+from farfield.problems.problem import Preset, Problem, folder_of, require
 from farfield.problems.urban_wind.config import UrbanRun
 from farfield.problems.urban_wind.shown import SHOWN
 from farfield.runs.config import RunConfig
@@ -173,10 +174,10 @@ class UrbanWind(Problem):
 
         return UrbanPredictor.load(run, device)
 
-    def subject(self, run: Run, data: str | Path | None = None, device: Device = None) -> Subject:
+    def subject(self, run: Run, data: Dataset | str | Path | None = None, device: Device = None) -> Subject:
         from farfield.problems.urban_wind.scoring import UrbanSubject
 
-        return UrbanSubject(self.predictor(run, device), data or run.settings()["dataset"])
+        return UrbanSubject(self.predictor(run, device), folder_of(run, data))
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         return predict_wind_file(self, run, options, out, device)

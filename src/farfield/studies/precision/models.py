@@ -150,7 +150,7 @@ def map_rows(trial: Trial, bands: int = 14) -> tuple[list[StabilityRow], dict[st
             ("error of the exact prediction against the solver", _model_error(trial)),
         )
     ]
-    pictures = {
+    pictures: dict[str, NDArray] = {
         "exact": trial.grid(trial.exact),
         "extent": np.array(trial.domain.extent) / trial.unit,
     }
@@ -175,7 +175,10 @@ def _model_error(trial: Trial) -> float:
 def shift_rows(trial: Trial, shift: float) -> tuple[list[StabilityRow], dict[str, NDArray]]:
     """The same prediction at the origin and ``shift`` decay lengths away, in bfloat16 and float32, both ways."""
     rows = []
-    pictures = {"exact": trial.grid(trial.exact), "extent": np.array(trial.domain.extent) / trial.unit}
+    pictures: dict[str, NDArray] = {
+        "exact": trial.grid(trial.exact),
+        "extent": np.array(trial.domain.extent) / trial.unit,
+    }
     for distance in (0.0, shift):
         for precision in ("float32", "bfloat16"):
             for way in ATTENTION:

@@ -1,0 +1,79 @@
+"""Predictions of a user's own data, from files to files: NPZ, The Well's HDF5 or VTK in, NPZ or VTK out.
+
+NPZ holds what :meth:`farfield.data.dataset.Dataset.save` writes of a simulation: positions (or spacing, of a grid), and
+the predicted fields by their names; of steps (steps + 1, ...), the given state first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farfield.data.dataset import open_dataset
+from farfield.data.source import Cloud, Source
+from farfield.files import atomic_path
+from farfield.prediction.trained import Trained, grouped
+
+
+def predict_dataset(predictor: Any, path: Path, out: Path, steps: int = 1, start: int = 0) -> str:
+    """Predict every simulation of a dataset; one goes to the file ``out``, several into a folder of that name."""
+    data = open_dataset(path)
+    predictor.spec.require_same(data.spec, "the model")
+    names = [out] if len(data) == 1 else [out / f"simulation_{i:04d}.npz" for i in range(len(data))]
+    if len(data) == 1 and out.suffix not in (".npz", ".vtu", ".vtp"):
+        raise ValueError(f"expected a name ending in .npz, .vtu or .vtp for --out, got {out.name}")
+    for simulation, name in enumerate(names):
+        cloud = data.source.cloud(simulation)
+        given = given_to(predictor, data.source, simulation)
+        if predictor.spec.kind == "steady":
+            fields = predictor.predict(cloud.points, extent=cloud.extent, boundary=cloud.flags, **given)
+        else:
+            state = named(predictor, data.source.read(simulation)[start])
+            fields = predictor.rollout(state, cloud.points, steps, extent=cloud.extent, boundary=cloud.flags, **given)
+        write_fields(name, cloud, fields)
+    return f"{out}: {len(data)} simulation{'s' * (len(data) > 1)} predicted"
+
+
+def named(predictor: Trained, values: NDArray) -> dict[str, NDArray]:
+    """Channels (N, F) by the names that a user knows."""
+    found = {}
+    for name, parts in grouped(predictor.fields, predictor.spec).items():
+        chosen = values[..., [predictor.fields.index(part) for part in parts]]
+        found[name] = chosen if name in predictor.spec.vectors else chosen[..., 0]
+    return found
+
+
+def given_to(predictor: Trained, source: Source, simulation: int) -> dict[str, Any]:
+    """Inputs and parameters of a simulation, as a predictor takes them."""
+    spec, values = predictor.spec, source.inputs(simulation)
+    inputs = {}
+    for name, parts in grouped(spec.inputs, spec).items():
+        chosen = values[:, [spec.inputs.index(part) for part in parts]]
+        inputs[name] = chosen if name in spec.vectors else chosen[:, 0]
+    return {
+        "inputs": inputs,
+        "parameters": dict(zip(spec.parameters, source.parameters(simulation).tolist(), strict=True)),
+    }
+
+
+def write_fields(path: Path, cloud: Cloud, fields: Mapping[str, NDArray]) -> None:
+    """Fields at points, to NPZ, or as points with data to VTK (of steps, the last state)."""
+    if path.suffix != ".npz":
+        import pyvista as pv
+
+        from farfield.data.vtk import write_vtk
+
+        corners = np.zeros((len(cloud), 3))
+        corners[:, : cloud.points.shape[1]] = cloud.points
+        mesh = pv.PolyData(corners)
+        for name, values in fields.items():
+            mesh.point_data[name] = values if values.shape[0] == len(cloud) else values[-1]
+        write_vtk(path, mesh if path.suffix == ".vtp" else mesh.cast_to_unstructured_grid())
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path) as partial, partial.open("wb") as file:
+        np.savez(file, positions=cloud.points, **dict(fields))  # type: ignore[arg-type]

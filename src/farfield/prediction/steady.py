@@ -1,0 +1,45 @@
+"""A trained model of a steady problem: inputs in physical units in, outputs at the same points out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from farfield.prediction.trained import Fields, Trained
+
+
+class SteadyPredictor(Trained):
+    """A network that predicts fields from what is given at the points around them."""
+
+    def __repr__(self) -> str:
+        given = ", ".join(self.spec.inputs)
+        return f"SteadyPredictor({self.problem}, {self.encoding}: {given} -> {', '.join(self.fields)})"
+
+    @torch.no_grad()
+    def predict(
+        self,
+        positions: ArrayLike,
+        *,
+        inputs: Fields | None = None,
+        parameters: Mapping[str, float] | None = None,
+        boundary: ArrayLike | None = None,
+        extent: Sequence[float] | None = None,
+    ) -> dict[str, NDArray]:
+        """The fields at the points, in physical units: one array (N,) each, (N, components) for vectors.
+
+        Args:
+            positions: (N,) or (N, P), in the problem's length unit, on a domain of any size.
+            inputs: one array (N,) per name, or (N, components).
+            parameters: the numbers that condition the network, where the data has them.
+            boundary: (N, axes that end), 1 at the first and last point along each axis; from the extremes of the
+                positions unless given.
+            extent: of a periodic domain, its length along each axis.
+        """
+        points = self._positions(positions)
+        features = self._standing(points, boundary, inputs)[None]
+        mean, std = self._state
+        out = self._network(points, extent)(features, self._conditions(parameters, 1)).double() * std + mean
+        return self._named(self._from_scale(out)[0], (len(points),), np.dtype(np.float32))

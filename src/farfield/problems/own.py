@@ -1,0 +1,118 @@
+"""A user's own data as a problem: it needs no folder, no preset and no name of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from farfield.data.dataset import Dataset
+from farfield.data.spec import SampleSpec
+from farfield.evaluation.evaluate import Subject
+from farfield.models.config import EncodingName
+from farfield.problems.problem import Problem, require
+from farfield.report.saved import Presentation
+from farfield.runs.config import OwnRun, RunConfig
+from farfield.runs.run import Run
+from farfield.runs.weights import Device
+
+if TYPE_CHECKING:
+    from farfield.training.loop import Task
+
+_HEADS = 4
+_TOKENS = 1600  # of a grid with more cells, patches are the tokens
+
+
+def own_problem(spec: SampleSpec) -> OwnProblem:
+    """The problem that a user's data is."""
+    return OwnProblem(spec.problem, Presentation(spec.problem), spec)
+
+
+@dataclass(frozen=True)
+class OwnProblem(Problem):
+    """Steps or steady fields of a user's data, learned by a transformer operator."""
+
+    run_type: ClassVar[type[RunConfig]] = OwnRun
+
+    def task(self, config: OwnRun) -> Task:
+        from farfield.training.tasks import own_task
+
+        return own_task(config)
+
+    def predictor(self, run: Run, device: Device = None) -> Any:
+        assert self.spec is not None
+        if self.spec.kind == "steady":
+            from farfield.prediction.steady import SteadyPredictor
+
+            return SteadyPredictor.load(run, device)
+        from farfield.prediction.stepping import Predictor
+
+        return Predictor.load(run, device)
+
+    def subject(self, run: Run, data: Dataset | str | Path | None = None, device: Device = None) -> Subject:
+        from farfield.evaluation.own import OwnSubject
+
+        return OwnSubject(run, data, device)
+
+    def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
+        require(run, options, "input", "data", ("steps", "start"))
+        from farfield.prediction.own_files import predict_dataset
+
+        return predict_dataset(
+            self.predictor(run, device), options["input"], out, options.get("steps", 1), options.get("start", 0)
+        )
+
+
+def default_run(data: Dataset, folder: str, encoding: EncodingName, seed: int = 0) -> OwnRun:
+    """What is learned from a dataset unless told otherwise: everything follows from its spacing, extent and size.
+
+    The widest head's decay length is a quarter of the domain, as the paper has it, the others' half, a quarter and an
+    eighth of that, but at least two spacings; rotary wavelengths run from two spacings to twice the widest support. On
+    a grid of many cells, patches of them are the tokens.
+    """
+    spec, cloud = data.spec, data.source.cloud(0)
+    scale = spec.position_scale
+    spacing = max(spec.normalised_spacing)
+    quarter = [extent * factor / 4 for extent, factor in zip(spec.training_extent, scale, strict=True)]
+    patch = 1
+    if cloud.cells:
+        while len(cloud) > _TOKENS * patch**spec.space_dim and min(cloud.cells) >= 8 * patch:
+            patch *= 2
+    # no wider than what every axis allows, no narrower than two tokens
+    lengths = [[max(q / 2**head, min(q, 2 * spacing * patch)) for q in quarter] for head in range(_HEADS)]
+    local = {"laspe": lengths, "laape": lengths}.get(encoding, None if encoding == "rope" else min(quarter))
+    settings: dict[str, Any] = {
+        "problem": spec.problem,
+        "dataset": folder,
+        "seed": seed,
+        "encoding": {
+            "name": encoding,
+            "decay_length": local,
+            "rotary": {
+                "min_wavelength": 2 * spacing * patch,
+                "max_wavelength": max(4 * max(quarter), 8 * spacing * patch),
+            },
+        },
+        "model": {
+            "width": 64,
+            "depth": 4,
+            "heads": _HEADS,
+            "tokens": {"patch": patch} if patch > 1 else None,
+        },
+        "training": {
+            "optimiser": "adamw",
+            "learning_rate": 2e-3,
+            "final_learning_rate": 1e-5,
+            "gradient_clip": 1.0,
+            "batch_size": max(1, min(16, 8192 * patch**spec.space_dim // len(cloud), _items(data))),
+            "average": 0.99,
+            "steps": 1000,
+        },
+    }
+    return OwnRun.parse(settings)
+
+
+def _items(data: Dataset) -> int:
+    steps = 1 if data.spec.kind == "stepping" else 0
+    return sum(data.source.states(i) - steps for i in data.splits["train"])

@@ -1,0 +1,199 @@
+"""Own data from arrays to predictions: train, evaluate, finetune, predict, report, in Python and by commands."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import farfield as ff
+from farfield.cli import app
+
+QUIET = Console(quiet=True)
+SMALL = {
+    "model.width": 16,
+    "model.depth": 1,
+    "training.steps": 12,
+    "training.validate_every": 6,
+    "training.batch_size": 4,
+}
+
+
+def waves(simulations=5, times=5, cells=(8, 6), seed=0) -> ff.Dataset:
+    """A scalar and a vector on a grid, with an input and a parameter."""
+    rng = np.random.default_rng(seed)
+    start = rng.random((simulations, 1, *cells))
+    speed = 1 + np.arange(simulations) / simulations
+    drift = speed[:, None, None, None] * np.arange(times)[None, :, None, None]
+    T = 1 + start + 0.1 * drift * (1 + start)
+    v = np.stack([T, 2 - T], axis=-1)
+    return ff.Dataset.from_arrays(
+        {"T": T, "v": v},
+        spacing=(1.0, 1.0),
+        time_step=0.5,
+        boundary="wall",
+        inputs={"k": rng.random((simulations, *cells)) + 0.5},
+        parameters={"speed": speed},
+        log=["T"],
+        name="waves",
+    )
+
+
+def plates(simulations=5, seed=0, extent=1.0) -> ff.Dataset:
+    """Steady fields on points, each simulation with its own number of them."""
+    rng = np.random.default_rng(seed)
+    items = []
+    for i in range(simulations):
+        points = extent * rng.random((30 + 2 * i, 2))
+        d = np.sin(points[:, 0])
+        items.append({"positions": points, "inputs": {"d": d}, "outputs": {"T": d**2 + points[:, 1]}})
+    return ff.Dataset.from_points(items, name="plates")
+
+
+@pytest.fixture(scope="module")
+def stepping_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own") / "run"
+    return ff.train(waves(), out=folder, settings=SMALL, console=QUIET)
+
+
+@pytest.fixture(scope="module")
+def steady_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own") / "run"
+    return ff.train(plates(8), out=folder, settings=SMALL, console=QUIET)
+
+
+def test_a_step_is_what_the_network_says_in_physical_units(stepping_run):
+    data, predictor = waves(), ff.load(stepping_run.folder)
+    values, inputs = data.source.read(0), data.source.inputs(0)
+    state = {"T": values[0, :, 0].reshape(8, 6), "v": values[0, :, 1:].reshape(8, 6, 2)}
+    given = {"inputs": {"k": inputs[:, 0].reshape(8, 6)}, "parameters": {"speed": 1.0}}
+    found = predictor.step(state, **given)
+    assert found["T"].shape == (8, 6) and found["v"].shape == (8, 6, 2)
+    # by hand: the logarithm of T is learned, standardised, with the change predicted and added
+    described = stepping_run.dataset()
+    scaled = np.concatenate([np.log(values[0, :, :1]), values[0, :, 1:]], axis=-1)
+
+    def standard(x, kind):
+        return (x - np.asarray(described[kind]["mean"])) / np.asarray(described[kind]["std"])
+
+    flags = np.zeros((8, 6, 2))
+    flags[[0, -1], :, 0] = flags[:, [0, -1], 1] = 1
+    features = np.concatenate([standard(scaled, "states"), standard(inputs, "inputs"), flags.reshape(-1, 2)], axis=-1)
+    where = torch.from_numpy(data.spec.normalise_positions(data.source.cloud(0).points))
+    conditions = torch.tensor(standard(np.array([[1.0]]), "parameters"), dtype=torch.float32)
+    with torch.no_grad():
+        change = (
+            predictor.model(torch.tensor(features, dtype=torch.float32)[None], where, conditions)[0].double().numpy()
+        )
+    after = scaled + change * np.asarray(described["changes"]["std"]) + np.asarray(described["changes"]["mean"])
+    np.testing.assert_allclose(found["T"].ravel(), np.exp(after[:, 0]), rtol=1e-4)
+    np.testing.assert_allclose(found["v"].reshape(-1, 2), after[:, 1:], rtol=1e-4, atol=1e-5)
+
+
+def test_a_parameter_matters_once_it_is_learned(stepping_run):
+    predictor, data = ff.load(stepping_run.folder), waves()
+    values = data.source.read(0)[0]
+    state = {"T": values[:, 0], "v": values[:, 1:]}
+    points, inputs = data.source.cloud(0).points, {"k": data.source.inputs(0)[:, 0]}
+    slow, fast = (predictor.step(state, points, inputs=inputs, parameters={"speed": s})["T"] for s in (1.0, 1.8))
+    assert not np.allclose(slow, fast)
+    with pytest.raises(ValueError, match="expected the parameters speed, got none"):
+        predictor.step(state, points, inputs=inputs)
+    with pytest.raises(ValueError, match="expected the inputs k, got none"):
+        predictor.step(state, points, parameters={"speed": 1.0})
+
+
+def test_rollouts_begin_with_the_given_state(stepping_run):
+    predictor, data = ff.load(stepping_run.folder), waves()
+    values = data.source.read(1)[0]
+    options = {"inputs": {"k": data.source.inputs(1)[:, 0]}, "parameters": {"speed": 1.2}}
+    states = predictor.rollout({"T": values[:, 0], "v": values[:, 1:]}, data.source.cloud(1).points, 3, **options)
+    assert states["T"].shape == (4, 48) and states["v"].shape == (4, 48, 2)
+    np.testing.assert_allclose(states["T"][0], values[:, 0], rtol=1e-6)
+
+
+def test_evaluation_names_scale_fields_and_metrics(stepping_run):
+    rows = ff.evaluate(stepping_run.folder, console=QUIET)
+    assert {row.scale for row in rows} == {"1"}
+    assert {"l1_step", "l2_step", "vrmse_step", "l1_rollout"} <= {row.metric for row in rows}
+    assert {row.field for row in rows if row.metric == "l1_step"} == {"T", "v_x", "v_y"}
+    rows = ff.evaluate(stepping_run.folder, waves(3, cells=(24, 18), seed=1), console=QUIET)
+    large = [row for row in rows if row.scale == "3"]
+    assert {row.samples for row in large if row.metric == "l1_step"} == {3 * 4}
+    with pytest.raises(ValueError, match="trained on data of another kind: its kind is stepping, here it is steady"):
+        ff.evaluate(stepping_run.folder, plates(), console=QUIET)
+
+
+def test_steady_fields_are_predicted_at_any_points(steady_run):
+    predictor, data = ff.load(steady_run.folder), plates(extent=2.0, seed=3)
+    cloud = data.source.cloud(2)
+    found = predictor.predict(cloud.points, inputs={"d": data.source.inputs(2)[:, 0]})
+    assert found["T"].shape == (len(cloud),) and np.isfinite(found["T"]).all()
+    rows = ff.evaluate(steady_run.folder, data, console=QUIET)
+    assert {"l1", "l2", "vrmse"} <= {row.metric for row in rows if row.scale == "2"}
+
+
+@pytest.mark.parametrize("kind", ["stepping", "steady"])
+def test_training_lowers_the_error(tmp_path, kind):
+    data = waves(8) if kind == "stepping" else plates(8)
+    run = ff.train(data, out=tmp_path / "run", settings={**SMALL, "training.steps": 80}, console=QUIET)
+    losses = [row["loss"] for row in run.losses()]
+    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
+
+
+@pytest.mark.parametrize("spoiled", [{"noise": 0.5}, {"pushforward": 1.0}, {"noise": 0.1, "pushforward": 0.5}])
+def test_spoiled_states_aim_at_the_true_next_one(tmp_path, spoiled):
+    run = ff.train(waves(), out=tmp_path / "run", settings={**SMALL, **spoiled}, console=QUIET)
+    assert np.isfinite([row["loss"] for row in run.losses()]).all()
+
+
+def test_minutes_become_steps_that_are_written_down(tmp_path):
+    run = ff.train(
+        waves(), out=tmp_path / "run", minutes=0.02, settings={"model.width": 16, "model.depth": 1}, console=QUIET
+    )
+    steps = run.settings()["training"]["steps"]
+    assert len(run.losses()) == steps >= 20
+
+
+def test_finetuning_reports_both_sizes_before_and_after(stepping_run, tmp_path):
+    large = waves(2 + 1, cells=(16, 12), seed=2)
+    run = ff.finetune(stepping_run.folder, large, out=tmp_path / "tuned", settings={"training.steps": 6}, console=QUIET)
+    with (run.folder / "finetune.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["stage"], row["data"], row["scale"]) for row in rows} == {
+        (stage, *size) for stage in ("before", "after") for size in (("own", "1"), ("new", "2"))
+    }
+    assert run.dataset()["states"] == stepping_run.dataset()["states"]  # the standardisation stays
+    assert run.settings()["training"]["learning_rate"] == pytest.approx(2e-4)
+
+
+def farfield(*words) -> str:
+    result = CliRunner().invoke(app, list(map(str, words)), catch_exceptions=True)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_commands_go_the_same_way(tmp_path):
+    data, large, run = tmp_path / "mine", tmp_path / "large", tmp_path / "run"
+    waves().save(data)
+    waves(3, cells=(16, 12), seed=1).save(large)
+    shown = farfield("check", data)
+    assert "waves: a stepping problem, 5 simulations" in shown and "farfield train" in shown
+    changes = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+    farfield("train", data, "--out", run, *changes)
+    farfield("evaluate", run)
+    farfield("evaluate", run, "--data", large)
+    assert "index.html" in farfield("report", run, "--out", tmp_path / "report")
+    assert "after, s = 2" in farfield(
+        "finetune", run, "--data", large, "--out", tmp_path / "t", "--set", "training.steps=4"
+    )
+    out = tmp_path / "next.npz"
+    farfield("predict", "--model", run, "--input", data / "simulation_0.npz", "--out", out, "--steps", 2)
+    with np.load(out) as file:
+        assert file["T"].shape == (3, 48) and file["v"].shape == (3, 48, 2)
+    with pytest.raises(ValueError, match="already holds a run"):
+        farfield("train", data, "--out", run, *changes)
