@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from farfield.models.for_data import build_network
 from torch.utils.data import DataLoader, Subset
 
 from farfield.data.samples import StepPairs
 from farfield.evaluation.metrics import mean_error, relative_errors
 from farfield.files import atomic_path, atomic_write_text
+from farfield.models.for_data import build_network
 from farfield.problems import SteppingProblem, problem_of
 from farfield.problems.urban_wind.files import UrbanWindFiles
 from farfield.problems.urban_wind.prediction import UrbanPredictor

@@ -10,9 +10,10 @@ NAMES = {
     "flashbias": "FlashBias",
     "alibi": "ALiBi",
     "window": "Window",
+    "none": "no attention",
 }
 # Okabe and Ito's colours, which colour-blind readers tell apart.
-COLOURS = dict(zip(NAMES, ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9"), strict=True))
+COLOURS = dict(zip(NAMES, ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9", "#999999"), strict=True))
 ASYMMETRIC_COLOUR = "#56B4E9"  # LAAPE with two decay lengths, beside the symmetric one
 ERROR_MAP, FIELD_MAP = "RdBu_r", "viridis"  # matplotlib's colour maps for errors and changes, and for fields
 

@@ -170,7 +170,7 @@ except OSError as error:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("lorenz", "quick"), "unknown problem 'lorenz': expected one of gray-scott, swe, urban-wind"),
+        (("lorenz", "quick"), "unknown problem 'lorenz': expected one of gray-scott, swe, urban-columns, urban-wind"),
         (("swe", "huge"), "a preset of quick, cpu, paper, got 'huge'"),
         (("swe", "quick", -1), "seed: Input should be greater than or equal to 0"),
         (("swe", "quick", 0, "2,zero"), "scales like 2,10 or 2x1"),

@@ -177,7 +177,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path):
 
 
 def test_names_a_user_types_are_checked():
-    with pytest.raises(ValueError, match="unknown problem 'sew': expected one of gray-scott, swe, urban-wind"):
+    with pytest.raises(ValueError, match="unknown problem 'sew': expected one of gray-scott, swe, urban"):
         training_run("sew", "cpu", "laape", "data")
     with pytest.raises(ValueError, match="no preset 'fast': expected one of"):
         training_run("swe", "fast", "laape", "data")

@@ -1,7 +1,8 @@
 """What a prediction of the wind costs: against OpenFOAM on the same city and core, and tiled against dense attention.
 
-A prediction is everything from a case's geometry to the fields at all cells of the solver's mesh: drawing points,
-encoding the city, decoding the cells. OpenFOAM's time is that of its solver alone, without making the mesh: as recorded
+A prediction is everything from an STL of the buildings to the fields at all cells of the solver's mesh: reading it,
+what the network is told about the city (points, or solids and physics on a lattice), the network, its answer at the
+cells. OpenFOAM's time is that of its solver alone, without making the mesh: as recorded
 with every generated case, or measured anew beside the prediction (``solve``): data may come from another machine.
 All seconds are those of one core's work (CPU time), which what else the machine does changes little.
 """
@@ -10,29 +11,32 @@ from __future__ import annotations
 
 import json
 import platform
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import trimesh
 
 from farfield.attention import RoPE
 from farfield.models.transformer_operator import Attention
-from farfield.problems.urban_wind.buildings import Box, UrbanDomain
+from farfield.problems.urban_wind.buildings import Box, write_stl
 from farfield.problems.urban_wind.files import UrbanCase, UrbanWindFiles
 from farfield.problems.urban_wind.openfoam_case import SolverSettings
-from farfield.problems.urban_wind.prediction import UrbanPredictor
+from farfield.problems.urban_wind.prediction import UrbanPredictor, WindPredictor
 from farfield.problems.urban_wind.sampling import UrbanSample, draw_sample
-from farfield.problems.urban_wind.scoring import SPLITS, neutral_cities, region_errors
+from farfield.problems.urban_wind.scoring import SPLITS, region_errors
 from farfield.problems.urban_wind.solver import solve_boxes
 
 UNSEEN = 1  # a draw whose attention plans no prediction has made before
 
 
 def benchmark_inference(
-    predictor: UrbanPredictor,
+    predictor: WindPredictor,
     data: str | Path,
     *,
     cases: int = 1,
@@ -47,13 +51,13 @@ def benchmark_inference(
     rows = []
     try:
         for split in SPLITS.values():
-            for number in neutral_cities(files, split)[:cases]:
+            for number in files.neutral_ids(split)[:cases]:
                 case = files.load(split, number)
                 say(f"s = {case.scale:g}, case {case.name}, {len(case.positions):,} cells ...")
                 solver, source = _solver_seconds(files.folder, case, solve)
                 row = {"scale": case.scale, "case": case.name, "cells": len(case.positions)}
                 row |= _prediction(predictor, case, repeats) | {"openfoam_seconds": solver, "openfoam_source": source}
-                rows.append(row | _anchors(predictor, case))
+                rows.append(row | (_anchors(predictor, case) if isinstance(predictor, UrbanPredictor) else {}))
     finally:
         torch.set_num_threads(threads)
     if not rows:
@@ -62,23 +66,29 @@ def benchmark_inference(
         "torch": torch.__version__,
         "processor": platform.machine(),
         "threads": 1,
+        "network": "AB-SWIFT" if isinstance(predictor, UrbanPredictor) else "columns",
         "encoding": predictor.encoding,
         "parameters": sum(p.numel() for p in predictor.model.parameters()),
         "rows": rows,
     }
 
 
-def _prediction(predictor: UrbanPredictor, case: UrbanCase, repeats: int) -> dict[str, Any]:
+def _prediction(predictor: WindPredictor, case: UrbanCase, repeats: int) -> dict[str, Any]:
     """Time of a prediction at all cells, the fastest of several draws, and the mean error of their velocities."""
     seconds: list[float] = []
     errors: dict[str, list[float]] = {"buildings": [], "wake": []}
-    for draw in range(repeats):
-        began = time.process_time()
-        predicted = predictor.from_case(case, case.positions, np.random.default_rng([0, draw]))
-        seconds.append(time.process_time() - began)
-        found = region_errors(predictor.columns(predicted), case)
-        for region, values in errors.items():
-            values.append(float(found["velocity", f"l1_{region}"]))
+    with tempfile.TemporaryDirectory() as folder:
+        stl = Path(folder) / "city.stl"
+        write_stl(stl, trimesh.Trimesh(**trimesh.triangles.to_kwargs(case.obstacles)))
+        for draw in range(repeats):
+            began = time.process_time()
+            surfaces = np.asarray(trimesh.load_mesh(stl).triangles, dtype=np.float32)
+            told = replace(case, obstacles=surfaces, fields={})
+            predicted = predictor.from_case(told, case.positions, np.random.default_rng([0, draw]))
+            seconds.append(time.process_time() - began)
+            found = region_errors(predictor.columns(predicted), case)
+            for region, values in errors.items():
+                values.append(float(found["velocity", f"l1_{region}"]))
     return {
         "seconds": min(seconds),
         **{f"velocity_error_{region}": float(np.mean(values)) for region, values in errors.items()},
@@ -120,7 +130,7 @@ def _solver_seconds(folder: Path, case: UrbanCase, solve: bool) -> tuple[float |
     settings = json.loads((folder / "generation.json").read_text())
     solution = solve_boxes(
         [Box(*box) for box in solved["buildings"]],
-        UrbanDomain.square(case.scale),
+        case.box,
         case.roughness,
         settings["cell"],
         settings["ground_cell"],
@@ -132,10 +142,10 @@ def _solver_seconds(folder: Path, case: UrbanCase, solve: bool) -> tuple[float |
 def markdown(results: dict[str, Any]) -> str:
     """The figures as tables, with the ratios."""
     lines = [
-        f"`farfield bench inference`: AB-SWIFT with {results['encoding']}, {results['parameters']:,} weights, "
-        f"torch {results['torch']}, one core ({results['processor']}).",
+        f"`farfield bench inference`: {results['network']} with {results['encoding']}, {results['parameters']:,} "
+        f"weights, torch {results['torch']}, one core ({results['processor']}).",
         "",
-        "Prediction of all cells (drawing points, encoding, decoding) against OpenFOAM's solver, CPU seconds:",
+        "Prediction of all cells (from reading the STL on) against OpenFOAM's solver on the same mesh, CPU seconds:",
         "",
         "| s | case | cells | OpenFOAM [s] | prediction [s] | ratio | velocity error, buildings | wake |",
         "|---|---|---|---|---|---|---|---|",
@@ -148,6 +158,8 @@ def markdown(results: dict[str, Any]) -> str:
             f"| {row['scale']:g} | {row['case']} | {row['cells']:,} | {known} | {row['seconds']:.2f} | {ratio} "
             f"| {100 * row['velocity_error_buildings']:.1f} % | {100 * row['velocity_error_wake']:.1f} % |"
         )
+    if results["network"] != "AB-SWIFT":
+        return "\n".join(lines) + "\n"
     lines += [
         "",
         "Encoding the city, where anchors attend to all others (dense) or to those in reach (tiled), CPU seconds:",

@@ -96,25 +96,24 @@ def bench_inference(
 
     Example: `farfield bench inference --model urban-wind-laape --data data/urban-wind --json benchmarks/inference.json`
     """
+    from farfield.api import load
     from farfield.bench.inference import benchmark_inference, markdown
-    from farfield.problems.urban_wind.prediction import UrbanPredictor
+    from farfield.prediction.stepping import Predictor
+    from farfield.problems import problem_of
+    from farfield.problems.generation import GridGeneration
     from farfield.runs.run import Run
 
-    if (run := Run.find(model)).settings()["problem"] != "urban-wind":
+    run = Run.find(model)
+    generation = problem_of(run).generation
+    if isinstance(generation, GridGeneration):
         from farfield.bench import steps
-        from farfield.prediction.stepping import Predictor
-        from farfield.problems import problem_of
-        from farfield.problems.generation import GridGeneration
 
-        generation = problem_of(run).generation
-        if not isinstance(generation, GridGeneration):
-            raise ValueError(f"{model} is of a problem without a solver of ours: there is nothing to compare with")
         measured = steps.benchmark_steps(
             Predictor.load(run, "cpu"), run, generation, data, repeats=repeats, say=console.print
         )
         _keep(measured, steps.markdown, json_file)
         return
-    predictor = UrbanPredictor.load(Run.find(model), "cpu")  # one core, as OpenFOAM
+    predictor = load(model, device="cpu")  # one core, as OpenFOAM
     results = benchmark_inference(predictor, data, cases=cases, repeats=repeats, solve=solve, say=console.print)
     _keep(results, markdown, json_file)
 

@@ -91,10 +91,10 @@ def train(
     problem: str | None = typer.Argument(
         None,
         metavar="PROBLEM|DATA",
-        help="swe, gray-scott, urban-wind, or a folder of your own data (`farfield check`).",
+        help="swe, gray-scott, urban-wind, urban-columns, or a folder of your own data (`farfield check`).",
     ),
     encoding: str | None = typer.Option(
-        None, help="rope, laspe, laape; not for urban-wind: flashbias, alibi, window.  [default: laape]"
+        None, help="rope, laspe, laape; on grids: flashbias, alibi, window; urban-columns: none.  [default: laape]"
     ),
     preset: str | None = typer.Option(None, help="Built-in problems: quick, cpu or paper.  [default: cpu]"),
     minutes: float | None = typer.Option(
@@ -145,7 +145,9 @@ def train(
         return
     _only_without("the built-in problems' presets say their steps", minutes=minutes)
     if sum(source is not None for source in (problem, config, resume)) != 1:
-        raise ValueError("give one of: a problem (swe, gray-scott or urban-wind), --config FILE, --resume RUN")
+        raise ValueError(
+            "give one of: a problem (swe, gray-scott, urban-wind, urban-columns), --config FILE, --resume RUN"
+        )
     if problem is None:
         _only_without("a run's configuration is in its config.yaml", encoding=encoding, preset=preset, seed=seed)
     if resume is not None:
@@ -262,7 +264,7 @@ def report(
 
 
 def reproduce(
-    problem: str = typer.Argument(help="swe, gray-scott, urban-wind or stability."),
+    problem: str = typer.Argument(help="swe, gray-scott, urban-wind, urban-columns or stability."),
     preset: str = typer.Option("quick", help="quick: minutes, cpu: the best for two cores, paper: as published."),
     encodings: str | None = typer.Option(None, help="Encodings to compare.  [default: rope laspe laape]"),
     seeds: str | None = typer.Option(
@@ -335,6 +337,14 @@ def predict(
     wind_direction: float | None = typer.Option(
         None, help="Where the wind comes from [degrees]: 0 north, 90 east, 270 west.", rich_help_panel=_CITY
     ),
+    wind_speed: float | None = typer.Option(
+        None,
+        help="Speed of the undisturbed wind [m/s]; neutral air scales with it.  [default: 6]",
+        rich_help_panel=_CITY,
+    ),
+    speed_height: float | None = typer.Option(
+        None, help="Height at which it has that speed [m].  [default: 80]", rich_help_panel=_CITY
+    ),
     inverse_length: float | None = typer.Option(
         None,
         help="1/L of the air [1/m]: 0 neutral, positive stable, negative unstable.  [default: 0]",
@@ -388,6 +398,8 @@ def predict(
         "buildings": buildings,
         "roughness": roughness,
         "wind_direction": wind_direction,
+        "wind_speed": wind_speed,
+        "speed_height": speed_height,
         "inverse_length": inverse_length,
         "unit": unit,
         "points": points,

@@ -16,7 +16,7 @@ from farfield.models.transformer_operator import TransformerOperator
 from farfield.settings import Strict
 
 Lengths = float | list[float] | list[list[float]]
-EncodingName = Literal["rope", "laspe", "laape", "flashbias", "alibi", "window"]
+EncodingName = Literal["rope", "laspe", "laape", "flashbias", "alibi", "window", "none"]
 
 
 class RotaryConfig(Strict):
@@ -60,6 +60,8 @@ class EncodingConfig(NamedEncoding):
     def _consistent(self) -> Self:
         lengths = {n: getattr(self, n) for n in ("decay_length", "decay_length_plus", "decay_length_minus")}
         given = [name for name, value in lengths.items() if value is not None]
+        if self.name == "none":
+            raise ValueError("this network is nothing without attention: none is for the columns of urban wind")
         if self.name == "rope" and (given or self.learned):
             raise ValueError(f"rope has no decay length, got {', '.join(given) or 'learned'}")
         if self.name == "rope" and self.rotary is None:

@@ -17,6 +17,7 @@ PROBLEMS: dict[str, Problem | str] = {
     "swe": "farfield.problems.swe.recipe",
     "gray-scott": "farfield.problems.gray_scott.recipe",
     "urban-wind": "farfield.problems.urban_wind.recipe",
+    "urban-columns": "farfield.problems.urban_wind.column_recipe",
 }
 
 

@@ -14,6 +14,7 @@ from farfield.problems.urban_wind.inflow_profiles import (
     _phi_momentum,
     friction_velocity,
     inflow_profile,
+    speed_ratio,
 )
 
 ROUGHNESSES = [0.05, 0.3, 1.0]
@@ -89,3 +90,12 @@ def test_profiles_are_continuous_and_physical(roughness: float, inverse_length: 
 def test_roughness_must_be_positive() -> None:
     with pytest.raises(ValueError, match="roughness"):
         inflow_profile(0.0)
+
+
+def test_the_speed_ratio_is_that_of_the_profiles() -> None:
+    assert speed_ratio(6.0, 80.0, 0.3) == pytest.approx(1)
+    at_10 = inflow_profile(0.3, heights=np.array([10.0]))[0, 0]
+    assert speed_ratio(2 * at_10, 10.0, 0.3) == pytest.approx(2)
+    assert speed_ratio(6.0, 80.0, 0.3, 0.01) == pytest.approx(1)
+    with pytest.raises(ValueError, match="does not scale"):
+        speed_ratio(12.0, 80.0, 0.3, 0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from farfield.problems.urban_wind.sampling import (
     UrbanSample,
     UrbanWindDataset,
     draw_sample,
-    in_building_square,
     mirror_image,
 )
 
@@ -194,7 +194,7 @@ def test_samples_hold_what_they_say(published) -> None:
     physical = normalisation.decode_targets(sample.anchor_targets).numpy()
     assert np.allclose(physical[:, :3], case.fields["velocity"][nearest], rtol=1e-4)
     assert np.allclose(physical[:, 5], case.fields["epsilon"][nearest], rtol=1e-4)
-    assert torch.equal(sample.anchor_in_square, in_building_square(metres, 2.0))
+    assert torch.equal(sample.anchor_in_square, (metres[..., :2].abs() < 100.0).all(-1))
     obstacle = normalisation.decode_positions(sample.obstacle_points)
     assert obstacle[:, 2].max() <= 20.001 and obstacle[:, :2].abs().max() <= 10.001
 
@@ -242,9 +242,14 @@ def test_a_city_without_fields_can_be_sampled(published) -> None:
 
 
 def test_building_square_and_wake_share_all_points() -> None:
-    points = torch.tensor([[0.0, 0, 5], [49, -49, 50], [51, 0, 5], [0, 60, 5], [99, 99, 1]])
-    assert in_building_square(points, 1.0).tolist() == [True, True, False, False, False]
-    assert in_building_square(points, 2.0).all()
+    points = np.array([[0.0, 0, 5], [49, -49, 50], [51, 0, 5], [0, 60, 5], [99, 99, 1]], dtype=np.float32)
+    none = np.zeros((0, 3, 3), dtype=np.float32)
+    case = UrbanCase("city", 1.0, 0.3, 0.0, points, {"k": np.ones(5, dtype=np.float32)}, none, none)
+    assert case.in_square.tolist() == [True, True, False, False, False]
+    assert replace(case, scale=2.0).in_square.all()
+    turned = case.in_wind_axes(30.0)
+    assert turned.in_square.tolist() == [True, True, False, False, False]
+    assert np.allclose(turned.positions[2], [51 * np.cos(np.pi / 6), -51 * np.sin(np.pi / 6), 5])
 
 
 def test_a_mirrored_city_is_the_same_case_with_y_reversed(published) -> None:

@@ -18,8 +18,8 @@ from farfield.problems.urban_wind.files import UrbanWindFiles
 from farfield.problems.urban_wind.generation import (
     PRESETS,
     UrbanPreset,
+    draw_air,
     draw_city,
-    draw_roughness,
     generate_urban_wind,
     list_cases,
 )
@@ -51,7 +51,7 @@ def test_presets_have_the_published_counts() -> None:
 
 def test_roughness_covers_its_range_and_is_shared_by_the_large_scales() -> None:
     cases = list_cases(PRESETS["cpu"])
-    drawn = [draw_roughness(0, case) for case in cases]
+    drawn = [draw_air(0, case, PRESETS["cpu"])[0] for case in cases]
     assert 0.05 <= min(drawn) < 0.06 and 0.9 < max(drawn) <= 1.0
     assert np.median(drawn) == pytest.approx(np.sqrt(0.05), rel=0.25)
     by_name = dict(zip((case.name for case in cases), drawn, strict=True))
@@ -60,11 +60,41 @@ def test_roughness_covers_its_range_and_is_shared_by_the_large_scales() -> None:
 
 def test_cities_do_not_depend_on_their_roughness() -> None:
     cases = list_cases(PRESETS["cpu"])[:228]
-    logs = np.log([draw_roughness(0, case) for case in cases])
-    counts = [len(draw_city(0, case, 0, 4.0)) for case in cases]
+    logs = np.log([draw_air(0, case, PRESETS["cpu"])[0] for case in cases])
+    counts = [len(draw_city(0, case, 0, PRESETS["cpu"])) for case in cases]
     assert set(counts) == set(range(4, 11))
     assert abs(np.corrcoef(logs, counts)[0, 1]) < 3 / np.sqrt(len(cases))
-    assert draw_city(0, cases[0], 0, 4.0) != draw_city(0, cases[0], 1, 4.0)
+    assert draw_city(0, cases[0], 0, PRESETS["cpu"]) != draw_city(0, cases[0], 1, PRESETS["cpu"])
+
+
+def test_more_cities_are_other_cities_and_the_first_ones_stay_as_they_were() -> None:
+    cases = list_cases(PRESETS["cpu"])
+    assert len(draw_city(0, cases[1], 0, PRESETS["cpu"])) == 10  # as in the card of the kept dataset
+    assert draw_air(0, cases[1], PRESETS["cpu"])[0] == pytest.approx(0.192, abs=5e-4)
+    for name in ("cpu-more", "cpu-oblique"):
+        assert draw_city(0, cases[1], 0, PRESETS[name]) != draw_city(0, cases[1], 0, PRESETS["cpu"])
+    angles = np.array([draw_air(0, case, PRESETS["cpu-oblique"])[1] for case in list_cases(PRESETS["cpu-oblique"])])
+    assert -45 <= angles.min() < -40 and 40 < angles.max() <= 45 and abs(angles.mean()) < 6
+    assert not any(draw_air(0, case, PRESETS["cpu-more"])[1] for case in cases)
+
+
+@needs_openfoam
+def test_oblique_cases_are_read_in_wind_axes(tmp_path: Path) -> None:
+    preset = replace(TINY, cases={"train": 1, "val": 1, "test": 1}, max_wind_angle=45.0, stream=2)
+    generate_urban_wind(tmp_path, preset, workers=1, show_progress=False)
+    files = UrbanWindFiles(tmp_path)
+    which = max((("train", 0), ("val", 1), ("test", 2)), key=lambda one: abs(files.wind_angle(*one)))
+    case, turned = files.load(*which), files.volume(*which)
+    angle = np.deg2rad(case.wind_angle)
+    assert abs(case.wind_angle) > 10
+    velocity = np.asarray(turned["velocity"])
+    downwind = velocity[:, 0] * np.cos(angle) + velocity[:, 1] * np.sin(angle)
+    assert np.allclose(case.fields["velocity"][:, 0], downwind, atol=1e-5)
+    mean = case.fields["velocity"].mean(0)
+    assert mean[0] > 2 and abs(mean[1]) < 0.1 * mean[0], "the wind blows along +x"
+    centres = turned.cell_centers().points
+    assert np.array_equal(case.in_square, (np.abs(centres[:, :2]) < 50).all(1))
+    assert np.allclose(np.linalg.norm(case.positions, axis=1), np.linalg.norm(centres, axis=1), rtol=1e-5)
 
 
 @needs_openfoam
@@ -155,7 +185,7 @@ def test_a_case_that_never_converges_is_reported_and_harms_no_other(tmp_path, mo
         return solve_boxes(boxes, domain, roughness, *mesh, settings, folder)
 
     preset = replace(TINY, cases={"train": 2})
-    stalling = draw_roughness(0, list_cases(preset)[0])
+    stalling = draw_air(0, list_cases(preset)[0], preset)[0]
     monkeypatch.setattr(urban_generation, "solve_boxes", first_city_stalls)
     with pytest.raises(RuntimeError, match=r"1 of 2 cases could not be made[\s\S]*0: .*stalled"):
         generate_urban_wind(tmp_path, preset, workers=1, show_progress=False)

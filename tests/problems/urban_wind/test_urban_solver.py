@@ -58,6 +58,28 @@ def test_inflow_profile_is_kept_over_open_ground(roughness: float) -> None:
 
 
 @needs_openfoam
+@pytest.mark.parametrize("angle", [30.0, -10.0, 200.0])
+def test_oblique_inflow_is_kept_over_open_ground(angle: float) -> None:
+    solution = solve_boxes([], UrbanDomain.square(0.5, angle), 0.3, cell=12.5, ground_cell=2.0)
+    heights = solution.volume.cell_centers().points[:, 2].astype(float)
+    wind = np.array([np.cos(np.deg2rad(angle)), np.sin(np.deg2rad(angle)), 0.0])
+    expected = inflow_profile(0.3, heights=heights)[:, :1] * wind
+    assert np.abs(solution.volume["velocity"] - expected).max() < 0.05 * 6
+    assert set(solution.boundary) == {"inlet", "outlet", "top", "ground"}, "no side is a slip plane"
+
+
+@needs_openfoam
+def test_turning_a_symmetric_city_with_the_wind_turns_the_flow(wind_behind_cube: WindSolution) -> None:
+    """The mesh of a cube with wind along +y is that with wind along +x, turned; only the order of cells differs."""
+    turned = solve_boxes([CUBE], UrbanDomain.square(0.5, 90.0), roughness=0.3, cell=5.0)
+    points = pv.PolyData([(-20.0, 0.0, 10.0), (30.0, 0.0, 25.0), (80.0, 3.0, 10.0), (0.0, 30.0, 10.0)])
+    there = pv.PolyData(np.asarray(points.points) @ [[0, 1, 0], [-1, 0, 0], [0, 0, 1]])
+    straight = points.sample(wind_behind_cube.volume.cell_data_to_point_data())["velocity"]
+    after = there.sample(turned.volume.cell_data_to_point_data())["velocity"]
+    assert np.allclose(np.asarray(after), np.asarray(straight) @ [[0, 1, 0], [-1, 0, 0], [0, 0, 1]], atol=0.02)
+
+
+@needs_openfoam
 def test_mass_is_conserved(wind_behind_cube: WindSolution) -> None:
     entering = flow_rate(wind_behind_cube.boundary["inlet"])
     leaving = flow_rate(wind_behind_cube.boundary["outlet"])

@@ -40,21 +40,26 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class UrbanDomain:
-    """The box of air around a rectangle of buildings; the margins are the same for every size of city."""
+    """The box of air around a rectangle of buildings; the margins are the same for every size of city.
+
+    The box lies along the coordinate axes whatever the wind's direction: oblique wind enters through two sides, and
+    what lies downwind of a side is as far away as the share of the wind that blows towards it asks for.
+    """
 
     x_min: float  # of the built rectangle
     x_max: float
     y_min: float
     y_max: float
     height: float = DOMAIN_HEIGHT
+    wind_angle: float = 0.0  # degrees, anticlockwise from +x: where the wind blows to
 
     @classmethod
-    def square(cls, scale: float) -> UrbanDomain:
+    def square(cls, scale: float, wind_angle: float = 0.0) -> UrbanDomain:
         """The domain of a random city of scale s: the built square is 100 s wide."""
         if not scale > 0:
             raise ValueError(f"the scale of a city must be positive, got {scale}")
         half = 50.0 * scale
-        return cls(-half, half, -half, half)
+        return cls(-half, half, -half, half, wind_angle=wind_angle)
 
     @classmethod
     def around(cls, buildings: trimesh.Trimesh) -> UrbanDomain:
@@ -63,12 +68,24 @@ class UrbanDomain:
         return cls(x_min, x_max, y_min, y_max, max(DOMAIN_HEIGHT, DOMAIN_TO_BUILDING_HEIGHT * top))
 
     @property
+    def wind(self) -> Array:
+        """(2,): where the wind blows to, of length 1; exact along the axes."""
+        angle = np.deg2rad(self.wind_angle)
+        return np.round([np.cos(angle), np.sin(angle)], 15)
+
+    def margins(self, upwind: float, aside: float, downwind: float) -> Array:
+        """(2, 2) of axis and low or high side: m around the buildings, between these by where the wind blows to."""
+        towards = np.stack([-self.wind, self.wind], axis=1)  # cosine between the wind and each side's outward normal
+        return aside + (downwind - aside) * np.maximum(towards, 0) + (upwind - aside) * np.maximum(-towards, 0)
+
+    @property
     def bounds(self) -> Array:
         """(3, 2): lowest and highest x, y, z of the air."""
+        (west, east), (south, north) = self.margins(UPWIND_MARGIN, SIDE_MARGIN, DOWNWIND_MARGIN)
         return np.array(
             [
-                [self.x_min - UPWIND_MARGIN, self.x_max + DOWNWIND_MARGIN],
-                [self.y_min - SIDE_MARGIN, self.y_max + SIDE_MARGIN],
+                [self.x_min - west, self.x_max + east],
+                [self.y_min - south, self.y_max + north],
                 [0.0, self.height],
             ]
         )

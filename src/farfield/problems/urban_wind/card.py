@@ -78,6 +78,7 @@ So cities whose flow has no steady solution at this resolution are rarer here th
   downwind, {SIDE_MARGIN:g} m on each side; the top is at {DOMAIN_HEIGHT:g} m.
 - The profile's velocity, k and epsilon are held at the top; sides are slip planes; pressure is in Pa,
   relative to the outlet.
+- The wind blows {_wind(preset)}.
 - `node_type` has one 0/1 column per entry of `node_type_classes`; a cell may touch several patches.
 - The large cities of both scales share `ls_z0s`, index by index.
 
@@ -90,6 +91,17 @@ So cities whose flow has no steady solution at this resolution are rarer here th
 </details>
 """
     atomic_write_text(out / "README.md", text)
+
+
+def _wind(preset: dict[str, Any]) -> str:
+    largest = preset["max_wind_angle"]
+    if not largest:
+        return "along +x"
+    return (
+        f"up to {largest:g} degrees to either side of +x, drawn evenly; the box and the boxes stay along the axes, so "
+        "the wind enters through two sides and leaves through the other two, where the pressure is held; the margin "
+        "of a side lies between those above as the wind's direction does"
+    )
 
 
 def _range(limits: tuple[float, float]) -> str:

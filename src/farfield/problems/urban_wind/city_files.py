@@ -16,22 +16,24 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from farfield.data.vtk import write_vtk
 from farfield.files import atomic_path
 from farfield.problems.urban_wind.buildings import read_stl
-from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED
+from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, speed_ratio
 from farfield.problems.urban_wind.pictures import PedestrianMap
-from farfield.problems.urban_wind.prediction import Fields, Target, UrbanPredictor
+from farfield.problems.urban_wind.prediction import Fields, Target, WindPredictor
 
 OUTPUTS = (".vtu", ".vtk", ".vtp", ".npz")
 MESHES = (".vtu", ".vtk", ".vtp")
 
 
 def predict_city(
-    predictor: UrbanPredictor,
+    predictor: WindPredictor,
     buildings: str | Path,
     out: str | Path,
     *,
     roughness: float,
     wind_direction: float,
     inverse_length: float = 0.0,
+    wind_speed: float = REFERENCE_SPEED,
+    speed_height: float = REFERENCE_HEIGHT,
     unit: str = "m",
     points: str | Path | None = None,
     spacing: float | None = None,
@@ -42,13 +44,14 @@ def predict_city(
 ) -> list[Path]:
     """Write the wind around an STL to ``out``, and a picture of it at 2 m height beside it; returns what was written.
 
-    The options are those of :meth:`UrbanPredictor.predict`; ``unit`` is the STL's. What can be wrong is found before
+    The options are those of :meth:`WindPredictor.predict`; ``unit`` is the STL's. What can be wrong is found before
     the network runs, and whatever goes wrong, no file is left half-written.
     """
     out, picture = Path(out), Path(out).with_suffix(".png")
     if out.suffix not in OUTPUTS:
         raise ValueError(f"expected an output that ends in {', '.join(OUTPUTS)}, got {out.name}")
     wanted = predictor.wanted(fields)
+    ratio = speed_ratio(wind_speed, speed_height, roughness, inverse_length)
     given = None if points is None else read_points(points)
     city = read_stl(buildings, unit)
     site = predictor.site(city, roughness=roughness, wind_direction=wind_direction, inverse_length=inverse_length)
@@ -65,14 +68,20 @@ def predict_city(
     with bar:
         task = bar.add_task(f"wind at {len(positions):,} points", total=draws)
         found = predictor.at(
-            site, asked, fields=wanted, seed=seed, draws=draws, advance=lambda share: bar.advance(task, share)
+            site,
+            asked,
+            ratio=ratio,
+            fields=wanted,
+            seed=seed,
+            draws=draws,
+            advance=lambda share: bar.advance(task, share),
         )
 
     _write(out, target, {name: values[: len(positions)] for name, values in found.items()})
     if map_ is None:
         return [out]
     title = (
-        f"Wind from {wind_direction % 360:g}°, {REFERENCE_SPEED:g} m/s at {REFERENCE_HEIGHT:g} m, "
+        f"Wind from {wind_direction % 360:g}°, {wind_speed:g} m/s at {speed_height:g} m, "
         f"z0 = {roughness:g} m{f', 1/L = {inverse_length:g} 1/m' if inverse_length else ''}"
     )
     map_.draw(picture, site, found["velocity"][len(positions) :], title)

@@ -7,6 +7,8 @@ The layout is the published one (Zenodo record 19249906); ``farfield generate ur
     buildings_{id}.vtk, ground_{id}.vtk   the surfaces below the air
     *_ls_{i}.vtk, *_vls_{i}.vtk           cities twice and five times as wide, neutral air
 
+Ours may have oblique wind: the index then lists its angles, and a case is read in wind axes, x downwind.
+
 Letters: N cells, T triangles.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,13 @@ def channel_names(fields: Iterable[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def turning(wind_angle: float) -> Array:
+    """(3, 3): turns vectors of the files, whose wind is at this angle (degrees from +x), into wind axes."""
+    angle = np.deg2rad(wind_angle)
+    cosine, sine = np.cos(angle), np.sin(angle)
+    return np.array([[cosine, sine, 0.0], [-sine, cosine, 0.0], [0.0, 0.0, 1.0]])
+
+
 @dataclass(frozen=True)
 class UrbanCase:
     """One simulation in physical units: metres, m/s, Pa, m²/s², m²/s³, K."""
@@ -64,6 +73,8 @@ class UrbanCase:
     fields: dict[str, Array]  # (N,) or (N, 3)
     obstacles: Array  # (T, 3, 3) triangles of walls and roofs
     terrain: Array  # (T, 3, 3) triangles of the ground
+    wind_angle: float = 0.0  # degrees by which the wind was turned, anticlockwise from the x axis of the files
+    domain: UrbanDomain | None = None  # the box of air; None for that of a random city
 
     @classmethod
     def around(
@@ -97,7 +108,34 @@ class UrbanCase:
             fields={},
             obstacles=walls_and_roofs(buildings).astype(np.float32),
             terrain=np.concatenate([np.stack([a, b, c], axis=1), np.stack([a, c, d], axis=1)]).astype(np.float32),
+            domain=domain,
         )
+
+    def in_wind_axes(self, wind_angle: float) -> UrbanCase:
+        """The case turned so that a wind at this angle (degrees, anticlockwise from +x) blows along +x."""
+        if wind_angle == 0:
+            return self
+        turn = turning(wind_angle).astype(np.float32)
+        fields = {name: values @ turn.T if values.ndim == 2 else values for name, values in self.fields.items()}
+        return replace(
+            self,
+            positions=self.positions @ turn.T,
+            fields=fields,
+            obstacles=self.obstacles @ turn.T,
+            terrain=self.terrain @ turn.T,
+            wind_angle=wind_angle,
+        )
+
+    @property
+    def box(self) -> UrbanDomain:
+        """The box of air, along the axes of the files."""
+        return self.domain or UrbanDomain.square(self.scale, self.wind_angle)
+
+    @cached_property
+    def in_square(self) -> NDArray[np.bool_]:
+        """Which cells (N,) are in the building square, |x|, |y| < 50 s in the axes of the files."""
+        along_files = self.positions @ turning(self.wind_angle).astype(np.float32)
+        return np.asarray((np.abs(along_files[:, :2]) < 50.0 * self.scale).all(1))
 
     @cached_property
     def ground_area(self) -> float:
@@ -152,14 +190,23 @@ class UrbanWindFiles:
         roughnesses = self.index.get("ls_z0s", [])
         return [i for i in range(len(roughnesses)) if (self.folder / f"volume_{split}_{i}.vtk").exists()]
 
+    def neutral_ids(self, split: str) -> list[int]:
+        """The ids of the cases in neutral air."""
+        return [number for number in self.ids(split) if self.conditions(split, number)[1] == 0]
+
     def conditions(self, split: str, number: int) -> tuple[float, float]:
         """z0 (m) and 1/L (1/m) of a case. The large cities of both scales share `ls_z0s` and are neutral."""
         if SPLIT_SCALES[split] == 1:
             return float(self.index["z0"][number]), float(self.index["invlmo"][number])
         return float(self.index["ls_z0s"][number]), 0.0
 
+    def wind_angle(self, split: str, number: int) -> float:
+        """Degrees, anticlockwise from +x, where the wind of a case blows to; 0 in the published layout."""
+        angles = self.index.get("wind_angle" if SPLIT_SCALES[split] == 1 else "ls_wind_angles")
+        return float(angles[number]) if angles else 0.0
+
     def volume(self, split: str, number: int) -> Any:
-        """The mesh of the air with its cell data, as VTK holds it."""
+        """The mesh of the air with its cell data, as VTK holds it: in the axes of the files."""
         return _read_vtk(self.folder / f"volume_{case_name(split, number)}.vtk")
 
     def load(self, split: str, number: int) -> UrbanCase:
@@ -178,7 +225,7 @@ class UrbanWindFiles:
             fields={field: _cell_field(volume, field, self.folder / f"volume_{name}.vtk") for field in self.fields},
             obstacles=_triangles(self.folder / f"buildings_{name}.vtk"),
             terrain=_triangles(self.folder / f"ground_{name}.vtk"),
-        )
+        ).in_wind_axes(self.wind_angle(split, number))
         if self._memory is not None:
             self._memory[split, number] = case
         return case

@@ -84,6 +84,25 @@ def friction_velocity(roughness: float, inverse_length: float = 0.0) -> float:
     return float(REFERENCE_SPEED * KAPPA / reference)
 
 
+def speed_ratio(speed: float, height: float, roughness: float, inverse_length: float = 0.0) -> float:
+    """A wind of ``speed`` (m/s) at ``height`` (m) over the one that is 6 m/s at 80 m, over ground of this roughness.
+
+    Neutral wind around buildings scales with its speed: velocities by the ratio r, pressure and k by r², epsilon by r³.
+    Stratified air does not, and is refused unless r is 1.
+    """
+    if not (np.isfinite(speed) and speed > 0):
+        raise ValueError(f"the wind speed must be a positive number of m/s, got {speed}")
+    if not (np.isfinite(height) and height > 0):
+        raise ValueError(f"the height of the wind speed must be positive, got {height} m")
+    ratio = speed / float(inflow_profile(roughness, inverse_length, np.array([height]))[0, 0])
+    if inverse_length != 0 and abs(ratio - 1) > 1e-6:
+        raise ValueError(
+            f"stratified air (1/L = {inverse_length}) does not scale with its speed: only the wind of "
+            f"{REFERENCE_SPEED:g} m/s at {REFERENCE_HEIGHT:g} m is known"
+        )
+    return ratio
+
+
 def inflow_profile(roughness: float, inverse_length: float = 0.0, heights: Array = PROFILE_HEIGHTS) -> Array:
     """Profile (len(heights), 4) of speed, potential temperature, k and epsilon (:data:`PROFILE_COLUMNS`).
 

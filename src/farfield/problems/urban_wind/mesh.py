@@ -19,7 +19,7 @@ Labels = NDArray[np.int32]
 
 GROWTH_OUTWARD, GROWTH_UPWARD = 1.15, 1.06  # largest ratio of neighbouring cells
 LARGEST_CELL = 16.0  # m
-CORE_UPWIND, CORE_DOWNWIND = 10.0, 30.0  # m of fine cells around the built rectangle
+CORE_UPWIND, CORE_DOWNWIND = 10.0, 30.0  # m of fine cells around the built rectangle; aside as upwind
 PATCHES = ("inlet", "outlet", "sides", "top", "ground", "buildings")
 WALLS = ("ground", "buildings")
 _SOLID, _OUTSIDE = -1, -2  # marks in place of a cell's label
@@ -56,13 +56,15 @@ class CartesianMesh:
     z: Array
     solid: NDArray[np.bool_]
     boxes: tuple[Box, ...]  # as meshed: every wall on a line
+    wind: tuple[float, float] = (1.0, 0.0)  # where it blows to: says which sides are inlet and outlet
 
     @classmethod
     def around(cls, domain: UrbanDomain, boxes: list[Box], cell: float, ground_cell: float) -> CartesianMesh:
         """Mesh of this cell size between the buildings; walls and roofs move to the nearest line."""
         bounds = domain.bounds
-        x = _graded_lines(bounds[0], (domain.x_min - CORE_UPWIND, domain.x_max + CORE_DOWNWIND), domain.x_min, cell)
-        y = _graded_lines(bounds[1], (domain.y_min - CORE_UPWIND, domain.y_max + CORE_UPWIND), domain.y_min, cell)
+        (west, east), (south, north) = domain.margins(CORE_UPWIND, CORE_UPWIND, CORE_DOWNWIND)
+        x = _graded_lines(bounds[0], (domain.x_min - west, domain.x_max + east), domain.x_min, cell)
+        y = _graded_lines(bounds[1], (domain.y_min - south, domain.y_max + north), domain.y_min, cell)
         heights = growing_cells(domain.height, ground_cell, GROWTH_UPWARD, 1.3 * cell)
         z = np.concatenate([[0.0], np.cumsum(heights)])
 
@@ -79,7 +81,8 @@ class CartesianMesh:
                 raise ValueError(f"a building of {box} is thinner than half a cell; use cells below {cell} m")
             solid[:k1, j0:j1, i0:i1] = True
             meshed.append(Box(*map(float, (x[i0], x[i1], y[j0], y[j1], z[k1]))))
-        return cls(x, y, z, solid, tuple(meshed))
+        along_x, along_y = domain.wind.tolist()
+        return cls(x, y, z, solid, tuple(meshed), (along_x, along_y))
 
     @property
     def cell_count(self) -> int:
@@ -90,6 +93,13 @@ class CartesianMesh:
         z, y, x = np.meshgrid(*((lines[1:] + lines[:-1]) / 2 for lines in (self.z, self.y, self.x)), indexing="ij")
         fluid = ~self.solid
         return np.stack([x[fluid], y[fluid], z[fluid]], axis=1)
+
+    def outlet_heights(self) -> Array:
+        """Height of the middle of every face of the patch ``outlet``, in OpenFOAM's order."""
+        faces, _, neighbour, sizes = self._faces()
+        first = len(neighbour) + sizes["inlet"]
+        corners = faces[first : first + sizes["outlet"]]
+        return self.z[corners // (len(self.x) * len(self.y))].mean(axis=1)
 
     def write(self, case: Path) -> None:
         """Write ``constant/polyMesh`` of an OpenFOAM case."""
@@ -121,6 +131,13 @@ class CartesianMesh:
         text = foam_header("polyBoundaryMesh", "boundary") + f"{len(entries)}\n(\n" + "\n".join(entries) + "\n)\n"
         (folder / "boundary").write_text(text)
 
+    @staticmethod
+    def _side_names(along: float) -> tuple[str, str]:
+        """The patches at the low and the high end of an axis, along which so much of the wind blows."""
+        if along == 0:
+            return "sides", "sides"
+        return ("inlet", "outlet") if along > 0 else ("outlet", "inlet")
+
     def _faces(self) -> tuple[Labels, Labels, Labels, dict[str, int]]:
         """Corner labels (F, 4), owner and neighbour cells, and the number of faces of each patch.
 
@@ -131,7 +148,7 @@ class CartesianMesh:
         cells = np.full(self.solid.shape, _SOLID, dtype=np.int32)
         cells[~self.solid] = np.arange(self.cell_count)
         stride = {0: (ny + 1) * (nx + 1), 1: nx + 1, 2: 1}  # of a point's label along z, y, x
-        sides = {0: ("ground", "top"), 1: ("sides", "sides"), 2: ("inlet", "outlet")}
+        sides = {0: ("ground", "top"), 1: self._side_names(self.wind[1]), 2: self._side_names(self.wind[0])}
 
         inner: list[tuple[Labels, Labels, Labels]] = []
         patches: dict[str, list[tuple[Labels, Labels]]] = {name: [] for name in PATCHES}

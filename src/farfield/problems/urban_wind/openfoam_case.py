@@ -6,6 +6,10 @@ open ground (Richards and Hoxey 1993; Parente et al. 2011), measured in the test
 - the model's C_mu, kappa and sigma_eps agree with the inlet's: sigma_eps = kappa² / (sqrt(C_mu) (C2 - C1));
 - the profile's values are held at the top, which supplies the shear stress u*² that a slip plane would not;
 - epsilon and its source in the cell at the ground use the distance y + z0, see :func:`ground_wall_constants`.
+
+The wind blows along +x, between slip sides, unless told otherwise: oblique wind has no sides, only inlets and outlets.
+Air that comes back in through an outlet then brings the inflow's profile with it, since an outlet may lie along the
+wind as well as across it.
 """
 
 from __future__ import annotations
@@ -64,8 +68,14 @@ def write_case(
     settings: SolverSettings,
     cell_heights: Array | None = None,
     non_orthogonal: bool = False,
+    wind: tuple[float, float] = (1.0, 0.0),
+    outlet_heights: Array | None = None,
 ) -> None:
-    """Write everything but the mesh. ``cell_heights`` starts every cell from the inflow at its height."""
+    """Write everything but the mesh. ``cell_heights`` starts every cell from the inflow at its height.
+
+    ``wind`` is where it blows to; ``outlet_heights`` gives every face of the outlet the inflow at its height, for air
+    that comes back in.
+    """
     files = {
         "system/controlDict": _control(settings),
         "system/fvSchemes": _schemes(non_orthogonal),
@@ -78,7 +88,8 @@ def write_case(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(foam_header("dictionary", target.name) + text)
     (case / "0").mkdir(exist_ok=True)
-    for name, data in _fields(roughness, first_cell_height, domain_height, cell_heights).items():
+    fields = _fields(roughness, first_cell_height, domain_height, cell_heights, wind, outlet_heights)
+    for name, data in fields.items():
         (case / "0" / name).write_bytes(data)
 
 
@@ -176,28 +187,39 @@ RAS
 
 
 def _fields(
-    roughness: float, first_cell_height: float, domain_height: float, cell_heights: Array | None
+    roughness: float,
+    first_cell_height: float,
+    domain_height: float,
+    cell_heights: Array | None,
+    wind: tuple[float, float],
+    outlet_heights: Array | None,
 ) -> dict[str, bytes]:
     u_star = friction_velocity(roughness)
     speed, _, k, epsilon = inflow_profile(roughness, heights=np.array([domain_height]))[0]
     # No `value` in these three: it would silently replace the profile.
     profile = (
-        f"flowDir (1 0 0); zDir (0 0 1); Uref {REFERENCE_SPEED}; Zref {REFERENCE_HEIGHT}; "
+        f"flowDir ({wind[0]:.12g} {wind[1]:.12g} 0); zDir (0 0 1); Uref {REFERENCE_SPEED}; Zref {REFERENCE_HEIGHT}; "
         f"z0 uniform {roughness:.8g}; d uniform 0; zGround uniform 0; kappa {KAPPA}; Cmu {C_MU};"
     )
     if cell_heights is None:
         start = inflow_profile(roughness, heights=np.array([domain_height / 3]))
     else:
         start = inflow_profile(roughness, heights=cell_heights)
-    start_velocity = start[:, [0]] * np.array([1.0, 0.0, 0.0])
+    start_velocity = start[:, [0]] * np.array([*wind, 0.0])
 
     ground_kappa, ground_z0 = ground_wall_constants(roughness, first_cell_height)
     ground = f"Cmu {C_MU}; kappa {ground_kappa:.8g}; E 9.8;"
     smooth = f"Cmu {C_MU}; kappa {KAPPA}; E 9.8;"
     slip = "type slip;"
 
-    def outflow(value: str) -> str:
-        return f"type inletOutlet; inletValue uniform {value}; value uniform {value};"
+    def outflow(value: str, column: int) -> bytes:
+        """Free outflow; air that comes back in has ``value``, or the inflow's at its height (``column`` of it)."""
+        if outlet_heights is not None:
+            entering = inflow_profile(roughness, heights=outlet_heights)[:, column]
+            returning = _listed(entering[:, None] * np.array([*wind, 0.0]) if column == 0 else entering)
+        else:
+            returning = f"uniform {value}".encode()
+        return b"type inletOutlet; inletValue %b; value %b;" % (returning, returning)
 
     def held(value: str) -> str:
         return f"type fixedValue; value uniform {value};"
@@ -209,9 +231,9 @@ def _fields(
             "[0 1 -1 0 0 0 0]",
             start_velocity,
             inlet=f"type atmBoundaryLayerInletVelocity; {profile}",
-            outlet=outflow("(0 0 0)"),
+            outlet=outflow("(0 0 0)", 0),
             sides=slip,
-            top=held(f"({speed:.8g} 0 0)"),
+            top=held(f"({speed * wind[0]:.8g} {speed * wind[1]:.8g} 0)"),
             ground="type noSlip;",
             buildings="type noSlip;",
         ),
@@ -233,7 +255,7 @@ def _fields(
             "[0 2 -2 0 0 0 0]",
             start[:, 2],
             inlet=f"type atmBoundaryLayerInletK; {profile}",
-            outlet=outflow(f"{k:.8g}"),
+            outlet=outflow(f"{k:.8g}", 2),
             sides=slip,
             top=held(f"{k:.8g}"),
             ground=f"type kqRWallFunction; value uniform {k:.8g};",
@@ -245,7 +267,7 @@ def _fields(
             "[0 2 -3 0 0 0 0]",
             start[:, 3],
             inlet=f"type atmBoundaryLayerInletEpsilon; {profile}",
-            outlet=outflow(f"{epsilon:.8g}"),
+            outlet=outflow(f"{epsilon:.8g}", 3),
             sides=slip,
             top=held(f"{epsilon:.8g}"),
             ground=f"type epsilonWallFunction; {ground} value uniform {epsilon:.8g};",
@@ -266,18 +288,23 @@ def _fields(
     }
 
 
-def _field(kind: str, name: str, dimensions: str, internal: Array, **patches: str) -> bytes:
+def _listed(values: Array) -> bytes:
+    """One value per cell or face, in binary."""
+    element = b"scalar" if values.ndim == 1 else b"vector"
+    data = np.ascontiguousarray(values, dtype="<f8").tobytes()
+    return b"nonuniform List<%b>\n%d\n(%b)" % (element, len(values), data)
+
+
+def _field(kind: str, name: str, dimensions: str, internal: Array, **patches: str | bytes) -> bytes:
     """A field file: one value for all cells, or one per cell in binary."""
     header = foam_header(kind, name, binary=True) + f"\ndimensions {dimensions};\n\ninternalField "
     if len(internal) == 1:
         value = " ".join(f"{v:.8g}" for v in np.atleast_1d(internal[0]))
         body = f"uniform {value if internal.ndim == 1 else f'({value})'};".encode()
     else:
-        element = "scalar" if internal.ndim == 1 else "vector"
-        body = b"nonuniform List<%b>\n%d\n(%b);" % (
-            element.encode(),
-            len(internal),
-            np.ascontiguousarray(internal, dtype="<f8").tobytes(),
-        )
-    conditions = "\n".join(f"    {patch} {{ {text} }}" for patch, text in patches.items())
-    return header.encode() + body + f"\n\nboundaryField\n{{\n{conditions}\n}}\n".encode()
+        body = _listed(internal) + b";"
+    conditions = b"\n".join(
+        b"    %b { %b }" % (patch.encode(), text if isinstance(text, bytes) else text.encode())
+        for patch, text in patches.items()
+    )
+    return header.encode() + body + b"\n\nboundaryField\n{\n" + conditions + b"\n}\n"

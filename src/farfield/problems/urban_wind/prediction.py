@@ -1,4 +1,4 @@
-"""A trained AB-SWIFT with its normalisation: a user's buildings in, the wind around them out, in physical units.
+"""A trained network with its normalisation: a user's buildings in, the wind around them out, in physical units.
 
 Letters: N points.
 """
@@ -6,6 +6,7 @@ Letters: N points.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +17,14 @@ import pyvista as pv
 import torch
 import trimesh
 from numpy.typing import ArrayLike, NDArray
+from torch import nn
 
 from farfield.attention.tiles import build_tiles
 from farfield.models.ab_swift import AbSwift
 from farfield.problems.urban_wind.buildings import read_stl
 from farfield.problems.urban_wind.config import UrbanRun
 from farfield.problems.urban_wind.files import FIELD_WIDTHS, UrbanCase
+from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, speed_ratio
 from farfield.problems.urban_wind.sampling import PointCounts, UrbanNormalisation, UrbanSample, draw_sample
 from farfield.problems.urban_wind.site import Site
 from farfield.runs.run import Run
@@ -29,10 +32,12 @@ from farfield.runs.weights import Device, chosen_device, load_weights
 
 Fields = dict[str, NDArray[np.float32]]
 Advance = Callable[[float], None]  # hears of every share of a draw that is done
+# How fields scale with the wind's speed in neutral air; temperatures do not.
+SPEED_POWERS = {"velocity": 1, "pressure": 2, "k": 2, "epsilon": 3, "pottemp": 0}
 _CHUNK = 16_384  # queries at a time: memory stays bounded
 
 
-class UrbanPredictor:
+class WindPredictor(ABC):
     """The wind around buildings, at any points.
 
         predictor = farfield.load("urban-wind-laape")
@@ -41,32 +46,28 @@ class UrbanPredictor:
         wind.save("flow.vtu")                  # a pyvista dataset
 
     Args:
-        model: the network.
-        normalisation: of the data that it was trained on.
-        counts: points that stood for a training city.
+        normalisation: of the data that the network was trained on.
         encoding: its name, for display.
+        problem: of the run.
+        device: where the network is.
     """
 
-    def __init__(self, model: AbSwift, normalisation: UrbanNormalisation, counts: PointCounts, encoding: str = ""):
-        self.model = model.eval().requires_grad_(False)
-        self.normalisation = normalisation
-        self.counts = replace(counts, queries=0)
-        self.encoding = encoding
-        self.problem = "urban-wind"
-        self.device = next(model.parameters()).device
+    model: nn.Module
 
-    @classmethod
-    def load(cls, run: Run, device: Device = None) -> UrbanPredictor:
-        """The best weights of a run; on CUDA where there is one, unless a device is given."""
-        config = UrbanRun.parse(run.settings(), str(run.config_path))
-        model = config.build()
-        load_weights(run.best_path, model)
-        normalisation = UrbanNormalisation.from_dict(run.dataset()["normalisation"])
-        counts = PointCounts(**config.points.model_dump())
-        return cls(model.to(chosen_device(device)), normalisation, counts, config.encoding.name)
+    def __init__(self, normalisation: UrbanNormalisation, encoding: str, problem: str, device: torch.device):
+        self.normalisation = normalisation
+        self.encoding = encoding
+        self.problem = problem
+        self.device = device
 
     def __repr__(self) -> str:
-        return f"UrbanPredictor({self.encoding}: {', '.join(self.fields)} of the wind around buildings)"
+        return f"{type(self).__name__}({self.encoding}: {', '.join(self.fields)} of the wind around buildings)"
+
+    @abstractmethod
+    def from_case(
+        self, case: UrbanCase, points: NDArray, rng: np.random.Generator, advance: Advance = lambda share: None
+    ) -> NDArray[np.float32]:
+        """All channels (N, F) at points (N, 3), in wind axes; where points stand for the city, ``rng`` draws them."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -87,6 +88,8 @@ class UrbanPredictor:
         roughness: float,
         wind_direction: float = 270.0,
         inverse_length: float = 0.0,
+        wind_speed: float = REFERENCE_SPEED,
+        speed_height: float = REFERENCE_HEIGHT,
         points: ArrayLike | pv.DataSet | None = None,
         spacing: float | None = None,
         fields: Sequence[str] | None = None,
@@ -100,6 +103,8 @@ class UrbanPredictor:
             roughness: z0 of the ground, m.
             wind_direction: where the wind comes from, degrees clockwise from north; 270 is along +x.
             inverse_length: 1/L, 1/m: 0 neutral, positive stable, negative unstable air.
+            wind_speed: of the undisturbed wind, m/s; neutral air scales with it exactly.
+            speed_height: at which that is its speed, m.
             points: (N, 3), or a mesh, in the buildings' coordinates (see :class:`Target`).
             spacing: cell size of the mesh that is made otherwise, m; the training data's unless given.
             fields: of :attr:`fields`; all unless given.
@@ -108,7 +113,8 @@ class UrbanPredictor:
         """
         site = self.site(buildings, roughness=roughness, wind_direction=wind_direction, inverse_length=inverse_length)
         target = Target.of(site, points, spacing)
-        return target.filled(self.at(site, target.positions, fields=fields, seed=seed, draws=draws))
+        ratio = speed_ratio(wind_speed, speed_height, roughness, inverse_length)
+        return target.filled(self.at(site, target.positions, ratio=ratio, fields=fields, seed=seed, draws=draws))
 
     def site(
         self,
@@ -131,12 +137,16 @@ class UrbanPredictor:
         site: Site,
         points: ArrayLike,
         *,
+        ratio: float = 1.0,
         fields: Sequence[str] | None = None,
         seed: int = 0,
         draws: int = 1,
         advance: Advance = lambda share: None,
     ) -> Fields:
-        """The wind at points (N, 3) of a site; NaN inside buildings and below the ground, with a warning."""
+        """The wind at points (N, 3) of a site; NaN inside buildings and below the ground, with a warning.
+
+        ``ratio`` is that of its speed to 6 m/s at 80 m (see :func:`speed_ratio`).
+        """
         wanted = self.wanted(fields)
         if draws < 1:
             raise ValueError(f"at least one draw is needed, got {draws}")
@@ -164,8 +174,35 @@ class UrbanPredictor:
         fields_everywhere = {}
         for name in wanted:
             fields_everywhere[name] = np.full((len(where), *columns[name].shape[1:]), np.nan, dtype=np.float32)
-            fields_everywhere[name][in_air] = columns[name]
+            fields_everywhere[name][in_air] = columns[name] * ratio ** SPEED_POWERS[name]
         return fields_everywhere
+
+    def columns(self, channels: NDArray) -> dict[str, NDArray]:
+        """Channels (N, F) by field: (N, 3) for the velocity, (N,) for the rest."""
+        ends = np.cumsum([FIELD_WIDTHS[name] for name in self.fields])
+        parts = np.split(channels, ends[:-1], axis=1)
+        return {name: part[:, 0] if part.shape[1] == 1 else part for name, part in zip(self.fields, parts, strict=True)}
+
+
+class UrbanPredictor(WindPredictor):
+    """The wind by AB-SWIFT; ``counts`` is how many points stood for a training city."""
+
+    model: AbSwift
+
+    def __init__(self, model: AbSwift, normalisation: UrbanNormalisation, counts: PointCounts, encoding: str = ""):
+        super().__init__(normalisation, encoding, "urban-wind", next(model.parameters()).device)
+        self.model = model.eval().requires_grad_(False)
+        self.counts = replace(counts, queries=0)
+
+    @classmethod
+    def load(cls, run: Run, device: Device = None) -> UrbanPredictor:
+        """The best weights of a run; on CUDA where there is one, unless a device is given."""
+        config = UrbanRun.parse(run.settings(), str(run.config_path))
+        model = config.build()
+        load_weights(run.best_path, model)
+        normalisation = UrbanNormalisation.from_dict(run.dataset()["normalisation"])
+        counts = PointCounts(**config.points.model_dump())
+        return cls(model.to(chosen_device(device)), normalisation, counts, config.encoding.name)
 
     @torch.no_grad()
     def from_case(
@@ -186,12 +223,6 @@ class UrbanPredictor:
             out[chunk] = self.normalisation.decode_targets(predicted[0].float()).cpu()
             advance(len(chunk) / len(order))
         return out.numpy()
-
-    def columns(self, channels: NDArray) -> dict[str, NDArray]:
-        """Channels (N, F) by field: (N, 3) for the velocity, (N,) for the rest."""
-        ends = np.cumsum([FIELD_WIDTHS[name] for name in self.fields])
-        parts = np.split(channels, ends[:-1], axis=1)
-        return {name: part[:, 0] if part.shape[1] == 1 else part for name, part in zip(self.fields, parts, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,31 @@ class UrbanGeneration:
         return (Path(out) / INDEX_FILE).exists()
 
 
+def predict_wind_file(problem: Problem, run: Run, options: Mapping[str, Any], out: Path, device: Device) -> str:
+    """``farfield predict`` of a network of wind: buildings in, a file of the wind out."""
+    known = (
+        "roughness",
+        "wind_direction",
+        "wind_speed",
+        "speed_height",
+        "inverse_length",
+        "unit",
+        "points",
+        "spacing",
+        "fields",
+        "seed",
+        "draws",
+    )
+    require(run, options, "buildings", "an STL", known)
+    if not {"roughness", "wind_direction"} <= options.keys():
+        raise ValueError("--buildings needs --roughness (z0 in metres) and --wind-direction (degrees)")
+    from farfield.problems.urban_wind.city_files import predict_city
+
+    given = dict(options)
+    written = predict_city(problem.predictor(run, device), given.pop("buildings"), out, **given)
+    return f"wrote {' and '.join(map(str, written))}"
+
+
 @dataclass(frozen=True)
 class UrbanWind(Problem):
     """Buildings -> the steady wind around them."""
@@ -152,28 +177,10 @@ class UrbanWind(Problem):
     def subject(self, run: Run, data: Dataset | str | Path | None = None, device: Device = None) -> Subject:
         from farfield.problems.urban_wind.scoring import UrbanSubject
 
-        return UrbanSubject(run, folder_of(run, data), device)
+        return UrbanSubject(self.predictor(run, device), folder_of(run, data))
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
-        known = (
-            "roughness",
-            "wind_direction",
-            "inverse_length",
-            "unit",
-            "points",
-            "spacing",
-            "fields",
-            "seed",
-            "draws",
-        )
-        require(run, options, "buildings", "an STL", known)
-        if not {"roughness", "wind_direction"} <= options.keys():
-            raise ValueError("--buildings needs --roughness (z0 in metres) and --wind-direction (degrees)")
-        from farfield.problems.urban_wind.city_files import predict_city
-
-        given = dict(options)
-        written = predict_city(self.predictor(run, device), given.pop("buildings"), out, **given)
-        return f"wrote {' and '.join(map(str, written))}"
+        return predict_wind_file(self, run, options, out, device)
 
 
 SCALES = ("1", "2", "5")

@@ -26,11 +26,6 @@ POSITION_BOUNDS: Array = np.array([[-150.0, 320.0], [-120.0, 120.0], [0.0, 60.0]
 POSITION_WIDTH = 1000.0  # the bounds become 0 .. 1000; larger cities keep the factor and reach beyond
 
 
-def in_building_square(positions: Tensor, scale: float) -> Tensor:
-    """Which positions (..., 3), in metres, lie above the square of buildings; the rest is the wake."""
-    return (positions[..., :2].abs() < 50.0 * scale).all(dim=-1)
-
-
 @dataclass(frozen=True)
 class UrbanNormalisation:
     """Scales of everything that a network sees, from the training cases; every map has its exact inverse.
@@ -332,7 +327,7 @@ def draw_sample(
                 case.fields[name][cells].reshape(len(metres), FIELD_WIDTHS[name]) for name in normalisation.fields
             ]
             targets = normalisation.encode_targets(torch.from_numpy(np.concatenate(columns, axis=1)).float())
-        return normalisation.encode_positions(metres), targets, in_building_square(metres, case.scale)
+        return normalisation.encode_positions(metres), targets, torch.from_numpy(case.in_square[cells])
 
     cells = len(case.positions)
     wanted = counts.anchors + (counts.queries or 0)

@@ -1,4 +1,4 @@
-"""Errors of AB-SWIFT on cities of rising size, with the paper's metric: per city and draw of points,
+"""Errors of predictions on cities of rising size, with the paper's metric: per city and draw of points,
 
     sum |prediction - truth| / sum |truth|
 
@@ -23,22 +23,19 @@ from farfield.evaluation.metrics import mean_error, relative_errors
 from farfield.files import fingerprint
 from farfield.problems.urban_wind.files import SPLIT_INDEX, SPLIT_SCALES, UrbanCase, UrbanWindFiles
 from farfield.problems.urban_wind.pictures import wind_pictures
-from farfield.problems.urban_wind.prediction import UrbanPredictor
-from farfield.problems.urban_wind.sampling import in_building_square
-from farfield.runs.run import Run
-from farfield.runs.weights import Device
+from farfield.problems.urban_wind.prediction import WindPredictor
 
 SPLITS = {f"{scale:g}": split for split, scale in SPLIT_SCALES.items() if split not in ("train", "val")}
 
 
 class UrbanSubject:
-    """A run of urban wind, on the test cities in ``folder``."""
+    """A trained network, on the test cities in ``folder``."""
 
     default_scales: tuple[str, ...] = tuple(SPLITS)
     shown: tuple[str, ...] = ("l1_buildings", "l1_wake")
 
-    def __init__(self, run: Run, folder: str | Path, device: Device):
-        self.predictor = UrbanPredictor.load(run, device)
+    def __init__(self, predictor: WindPredictor, folder: str | Path):
+        self.predictor = predictor
         self.files = UrbanWindFiles(folder, self.predictor.fields, keep_in_memory=True)
         self.cities: dict[str, list[int]] = {}
 
@@ -46,7 +43,7 @@ class UrbanSubject:
         for scale in scales:
             if scale not in SPLITS:
                 raise ValueError(f"urban-wind has cities at s = {', '.join(SPLITS)}, got {scale}")
-            self.cities[scale] = neutral_cities(self.files, SPLITS[scale])
+            self.cities[scale] = self.files.neutral_ids(SPLITS[scale])
             if not self.cities[scale]:
                 raise ValueError(f"{self.files.folder} has no neutral cities at s = {scale} (split {SPLITS[scale]!r})")
 
@@ -85,13 +82,8 @@ class UrbanSubject:
         return numbers, lambda: wind_pictures(self.files, split, pictured, *first) if first else {}
 
 
-def neutral_cities(files: UrbanWindFiles, split: str) -> list[int]:
-    """The ids of the cases in neutral air."""
-    return [number for number in files.ids(split) if files.conditions(split, number)[1] == 0]
-
-
 def errors_of_draw(
-    predictor: UrbanPredictor,
+    predictor: WindPredictor,
     case: UrbanCase,
     rng: np.random.Generator,
     cells: int | None = None,
@@ -112,9 +104,8 @@ def _some_cells(case: UrbanCase, count: int, rng: np.random.Generator) -> UrbanC
 
 def region_errors(fields: dict[str, NDArray], case: UrbanCase) -> dict[tuple[str, str], Tensor]:
     """Predicted fields at a case's cells -> their errors (1,) by field and metric, such as ("velocity", "l1_wake")."""
-    in_square = in_building_square(torch.from_numpy(case.positions), case.scale).numpy()
     errors = {}
-    for region, cells in (("buildings", in_square), ("wake", ~in_square)):
+    for region, cells in (("buildings", case.in_square), ("wake", ~case.in_square)):
         for name, predicted in fields.items():
             # a vector's components are summed over like points
             both = (torch.from_numpy(v[cells]).double().reshape(1, -1, 1) for v in (predicted, case.fields[name]))

@@ -98,15 +98,24 @@ def solve_boxes(
     """Solve the wind around boxes on a graded Cartesian mesh.
 
     ``cell`` and ``ground_cell`` are the cell size between the buildings and the height of the first cell, in
-    metres. ``folder`` keeps the OpenFOAM case (it must be empty or new). Raises :class:`NotConvergedError`.
+    metres. The wind blows as ``domain`` says. ``folder`` keeps the OpenFOAM case (it must be empty or new). Raises
+    :class:`NotConvergedError`.
     """
     settings = settings or SolverSettings()
     environment = require_openfoam()
     with _case_folder(folder) as case:
         mesh = CartesianMesh.around(domain, boxes, cell, ground_cell)
         mesh.write(case)
-        heights = mesh.cell_centres()[:, 2]
-        write_case(case, roughness, float(mesh.z[1]), domain.height, settings, heights)
+        write_case(
+            case,
+            roughness,
+            float(mesh.z[1]),
+            domain.height,
+            settings,
+            cell_heights=mesh.cell_centres()[:, 2],
+            wind=mesh.wind,
+            outlet_heights=mesh.outlet_heights() if domain.wind_angle else None,
+        )
         return _solve(case, environment, settings, mesh.boxes)
 
 

@@ -1,0 +1,79 @@
+"""The wind by the column network: buildings in, fields at any points out."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from farfield.problems.urban_wind.city import City, CorrectionScale, base_fields
+from farfield.problems.urban_wind.column_config import ColumnRun
+from farfield.problems.urban_wind.columns import ColumnNetwork
+from farfield.problems.urban_wind.files import UrbanCase
+from farfield.problems.urban_wind.prediction import Advance, WindPredictor
+from farfield.problems.urban_wind.sampling import UrbanNormalisation
+from farfield.runs.run import Run
+from farfield.runs.weights import Device, chosen_device, load_weights
+
+_CHUNK = 65_536  # points at a time: memory stays bounded
+
+
+class ColumnPredictor(WindPredictor):
+    """The wind by the column network, which knows neutral air only."""
+
+    model: ColumnNetwork
+
+    def __init__(
+        self,
+        model: ColumnNetwork,
+        normalisation: UrbanNormalisation,
+        scale: CorrectionScale,
+        encoding: str = "",
+    ):
+        super().__init__(normalisation, encoding, "urban-columns", next(model.parameters()).device)
+        self.model = model.eval().requires_grad_(False)
+        self.scale = scale
+
+    @classmethod
+    def load(cls, run: Run, device: Device = None) -> ColumnPredictor:
+        """The best weights of a run; on CUDA where there is one, unless a device is given."""
+        config = ColumnRun.parse(run.settings(), str(run.config_path))
+        model = config.build()
+        load_weights(run.best_path, model)
+        data = run.dataset()
+        normalisation = UrbanNormalisation.from_dict(data["normalisation"])
+        scale = CorrectionScale.from_dict(data["corrections"])
+        return cls(model.to(chosen_device(device)), normalisation, scale, config.encoding.name)
+
+    def from_case(
+        self, case: UrbanCase, points: NDArray, rng: np.random.Generator, advance: Advance = lambda share: None
+    ) -> NDArray[np.float32]:
+        """All channels (N, F) at points (N, 3), in wind axes. Nothing is drawn: ``rng`` is not used."""
+        if case.inverse_length != 0:
+            raise ValueError(f"the column network knows neutral air only (1/L = 0), got 1/L = {case.inverse_length}")
+        return self.from_city(City.around(case), points, advance)
+
+    @torch.inference_mode()
+    def from_city(self, city: City, points: NDArray, advance: Advance = lambda share: None) -> NDArray[np.float32]:
+        """The same from a city whose physics are known."""
+        device = self.device
+        cells, air, profile = (x[None].to(device) for x in (city.cells(), city.air(), city.profile()))
+        with torch.autocast(device.type, torch.bfloat16, enabled=_fast_bfloat16(device)):
+            volume = self.model.volume(cells, air, profile)[0]
+        out = np.empty((len(points), len(self.normalisation.channels)), dtype=np.float32)
+        for start in range(0, len(points), _CHUNK):
+            some = slice(start, start + _CHUNK)
+            query = city.query(points[some])
+            raw, local = self.model.query(volume, cells[0], *(x.to(device) for x in query[:3]))
+            fields = base_fields(local.cpu(), query) + self.scale.decode(raw.float().cpu())
+            fields[:, 4:] = fields[:, 4:].exp()
+            out[some] = fields.numpy()
+            advance(len(fields) / len(points))
+        return out
+
+
+def _fast_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies in bfloat16 faster than in float32."""
+    if device.type == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return device.type == "cuda" and torch.cuda.is_bf16_supported()

@@ -1,0 +1,153 @@
+"""Training of the column network: corrections to the physics of cities, at random cells of one city at a time."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+from farfield.problems.urban_wind.city import CHANNELS, City, CorrectionScale, Query, base_fields, true_fields
+from farfield.problems.urban_wind.column_config import ColumnRun, LossConfig
+from farfield.problems.urban_wind.files import DEFAULT_FIELDS, UrbanCase, UrbanWindFiles
+from farfield.problems.urban_wind.lattice import SPACING
+from farfield.problems.urban_wind.sampling import UrbanNormalisation
+from farfield.training.loop import Task
+
+FITTED_CELLS = 5000  # of each city, for the spread of the corrections
+
+
+class Item(NamedTuple):
+    """A city and some of its cells."""
+
+    cells: Tensor  # (Y, X, Z, C)
+    air: Tensor  # (Y, X)
+    profile: Tensor  # (p,)
+    phase: tuple[int, int]
+    query: Query
+    truth: Tensor  # (N, 6)
+
+
+class Cities(Dataset):
+    """Simulated cities on their lattices, kept in memory; a drawn item differs from draw to draw, unless fixed."""
+
+    def __init__(self, cases: list[UrbanCase], phases: int, points: int, patch: int, drawn: bool):
+        self.points, self.patch, self.drawn = points, patch, drawn
+        self.cities = [[_city(case, number, phase) for phase in range(phases)] for number, case in enumerate(cases)]
+        self.positions = [case.positions for case in cases]
+        self.truth = [true_fields(case) for case in cases]
+
+    def __len__(self) -> int:
+        return len(self.cities)
+
+    def __getitem__(self, number: int) -> Item:
+        generator = None if self.drawn else torch.Generator().manual_seed(number)
+        versions = self.cities[number]
+
+        def below(count: int) -> int:
+            return int(torch.randint(count, (), generator=generator))
+
+        city = versions[below(len(versions)) if self.drawn else 0]
+        usable = _usable(city, self.positions[number])
+        cells = usable[torch.randint(len(usable), (min(self.points, len(usable)),), generator=generator).numpy()]
+        positions, truth = self.positions[number][cells], self.truth[number][torch.from_numpy(cells)]
+        phase = (0, 0)
+        if self.drawn:
+            phase = (below(self.patch), below(self.patch))
+            if below(2):
+                city, positions, truth = city.mirrored(), positions * _MIRROR_POINTS, truth * _MIRROR_FIELDS
+        return Item(city.cells(), city.air(), city.profile(), phase, city.query(positions), truth)
+
+
+_MIRROR_POINTS = np.array([1, -1, 1], dtype=np.float32)
+_MIRROR_FIELDS = torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0, 1.0])
+
+
+def _city(case: UrbanCase, number: int, phase: int) -> City:
+    """The city with the lattice on its walls first, then anywhere; only what lies near its buildings."""
+    anywhere = np.random.default_rng([number, phase]).random(2).tolist()
+    place = (0.0, 0.0) if phase == 0 else (anywhere[0], anywhere[1])
+    city = City.around(case, place)
+    return (city.near_buildings() if case.wind_angle else city).packed()
+
+
+def _usable(city: City, positions: NDArray[np.floating]) -> NDArray[np.intp]:
+    """Cells whose surroundings were not cut away with the sides of the lattice."""
+    rim = 4 * SPACING
+    low = city.lattice.origin[1]
+    high = low + SPACING * city.lattice.shape[1]
+    lowest, highest = positions[:, 1].min(), positions[:, 1].max()
+    y = positions[:, 1]
+    return np.flatnonzero(((y > low + rim) | (lowest > low)) & ((y < high - rim) | (highest < high)))
+
+
+def column_task(config: ColumnRun) -> Task:
+    """Model, data and loss of a run."""
+    folders = [UrbanWindFiles(folder, DEFAULT_FIELDS) for folder in (config.dataset, *config.also)]
+    normalisation = UrbanNormalisation.fit(folders[0])
+    parts = {
+        split: [files.load(split, number) for files in folders for number in files.neutral_ids(split)]
+        for split in ("train", "val")
+    }
+    for split, cases in parts.items():
+        if not cases:
+            raise ValueError(
+                f"{config.dataset} has no cities in neutral air in its split {split!r}: the columns know no other"
+            )
+    training_data = Cities(parts["train"], config.phases, config.points, config.model.patch, drawn=True)
+    validation_data = Cities(parts["val"], 1, config.points, config.model.patch, drawn=False)
+    scale = CorrectionScale.fit([correction(training_data, number) for number in range(len(training_data))])
+    torch.manual_seed(config.seed)
+    return Task(
+        model=config.build(),
+        training_data=training_data,
+        validation_data=validation_data,
+        loss=functools.partial(column_loss, scale=scale, weights=loss_weights(scale, config.loss), kind=config.loss),
+        points=lambda batch: sum(len(item.truth) for item in batch),
+        dataset={
+            "problem": config.problem,
+            "corrections": scale.to_dict(),
+            "normalisation": normalisation.to_dict(),
+            "items": {"train": len(training_data), "validation": len(validation_data)},
+        },
+        collate=list,
+    )
+
+
+def correction(cities: Cities, number: int) -> Tensor:
+    """What physics leaves to learn at some cells of a city: (N, 6)."""
+    city, positions = cities.cities[number][0], cities.positions[number]
+    usable = _usable(city, positions)
+    some = usable[np.linspace(0, len(usable) - 1, min(FITTED_CELLS, len(usable))).astype(int)]
+    query = city.query(positions[some])
+    flat = city.cells().reshape(-1, len(CHANNELS))
+    local = functional.embedding_bag(query.cells, flat, per_sample_weights=query.weights, mode="sum")
+    return cities.truth[number][torch.from_numpy(some)] - base_fields(local, query)
+
+
+def loss_weights(scale: CorrectionScale, loss: LossConfig) -> Tensor:
+    """(6,): of each output. The error is judged in m/s, so that a component that varies less counts less."""
+    spread = torch.tensor(scale.spread)
+    others = torch.tensor([loss.pressure, loss.turbulence, loss.turbulence])
+    return torch.cat([(1 + spread[:3] / spread[0]) / 2, others])
+
+
+def column_loss(
+    model: nn.Module, batch: list[Item], *, scale: CorrectionScale, weights: Tensor, kind: LossConfig
+) -> Tensor:
+    """Huber's error of the standardised corrections, weighted, as one number."""
+    losses = []
+    for item in batch:
+        query = item.query
+        out, local = model(
+            item.cells, item.air, item.profile, query.cells, query.weights, query.features, phase=item.phase
+        )
+        target = scale.encode(item.truth - base_fields(local.detach(), query))
+        error = functional.huber_loss(out.float(), target, reduction="none", delta=kind.delta) / kind.delta
+        losses.append((error * weights.to(error)).mean())
+    return torch.stack(losses).mean()

@@ -1,0 +1,221 @@
+"""The network of urban wind: columns of air as tokens, and a light query for any point.
+
+    lattice inputs -> convolutions -> 4 x 4 columns become a token -> local attention between tokens
+                   -> back to columns, joined with the convolutions' output -> ConvNeXt blocks
+                   -> features of every cell;   a point reads the eight cells around it
+
+Everything horizontal is a convolution or depends on differences of positions: the network commutes with translations
+by whole tokens, and takes a city of any extent. What it returns is a correction to what physics says
+(:mod:`farfield.problems.urban_wind.city`), standardised.
+
+Letters: B batch, C channels per cell, Z levels, Y and X columns across and along the wind, N points, F outputs.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from farfield.attention import Encoding
+from farfield.models.transformer_operator import Block
+
+# Up to so many tokens all pairs are computed where that is possible: a third of the time of tiles at 2000 of them.
+_ALL_PAIRS = 4096
+
+
+class ResidualPair(nn.Module):
+    """x + conv(gelu(conv(norm(x)))), 3 x 3, on (B, Y, X, channels)."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        nn.init.normal_(self.second.weight, std=0.02 * math.sqrt(64 / channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + _convolve(self.second, functional.gelu(_convolve(self.first, self.norm(x))))
+
+
+class ConvNeXt(nn.Module):
+    """A 7 x 7 convolution per channel, then a network per column (Liu et al. 2022), on (B, Y, X, channels)."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.spread = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.norm = nn.LayerNorm(channels)
+        narrow = nn.Linear(2 * channels, channels)
+        nn.init.normal_(narrow.weight, std=0.03)
+        self.mlp = nn.Sequential(nn.Linear(channels, 2 * channels), nn.GELU(), narrow)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # the CPU has no fast backward pass in bfloat16 for it
+            with torch.autocast(x.device.type, enabled=False):
+                spread = _convolve(self.spread, x.float())
+        else:
+            spread = _convolve(self.spread, x)
+        return x + self.mlp(self.norm(spread))
+
+
+def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """A convolution of (B, Y, X, channels): the memory that convolutions on a CPU like best, so nothing is copied."""
+    return layer(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class PointwiseBlock(nn.Module):
+    """A transformer block without its attention: what the comparison "none" has instead."""
+
+    def __init__(self, width: int, expansion: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
+
+    def forward(self, x: Tensor, positions: Tensor, **options: Any) -> Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class ColumnNetwork(nn.Module):
+    """Corrections to the physics of a city's wind.
+
+    Args:
+        channels: inputs per cell of the lattice.
+        levels: cells per column.
+        profile: numbers that describe the inflow.
+        point_features: numbers that describe a point by itself.
+        outputs: corrected quantities.
+        encoding: how positions (metres) act on the attention between tokens; None for no attention.
+        spacing: m between columns.
+        width, depth, heads, expansion: of the blocks.
+        patch: columns along each side of a token.
+        stem, decoder, decoder_depth, level_features, query_width: sizes before, after and at the end.
+        backend, tolerance: as in :func:`farfield.local_attention`.
+    """
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        levels: int,
+        profile: int,
+        point_features: int,
+        outputs: int,
+        encoding: Encoding | None,
+        spacing: float = 4.0,
+        width: int = 128,
+        depth: int = 4,
+        heads: int = 4,
+        expansion: int = 3,
+        patch: int = 4,
+        stem: int = 48,
+        decoder: int = 128,
+        decoder_depth: int = 3,
+        level_features: int = 16,
+        query_width: int = 64,
+        backend: str = "auto",
+        tolerance: float = 1e-4,
+    ):
+        super().__init__()
+        self.channels, self.levels, self.patch, self.spacing = channels, levels, patch, spacing
+        self.backend, self.tolerance = backend, tolerance
+        self.first = nn.Conv2d(channels * levels + 1, stem, 3, padding=1)
+        self.stem = nn.Sequential(nn.GELU(), ResidualPair(stem), nn.LayerNorm(stem))
+        self.inflow = nn.Sequential(nn.Linear(profile, width), nn.GELU(), nn.Linear(width, width))
+        self.to_tokens = nn.Linear(patch * patch * stem, width)
+        self.blocks = nn.ModuleList(
+            PointwiseBlock(width, expansion)
+            if encoding is None
+            else Block(width, heads, copy.deepcopy(encoding), expansion)
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.to_columns = nn.Linear(width, patch * patch * decoder)
+        self.skip = nn.Linear(stem, decoder)
+        self.inflow_to_columns = nn.Linear(width, decoder)
+        self.decoder = nn.Sequential(*(ConvNeXt(decoder) for _ in range(decoder_depth)), nn.LayerNorm(decoder))
+        self.to_levels = nn.Linear(decoder, levels * level_features)
+        read = level_features + channels + point_features
+        self.hidden = nn.Linear(read, query_width)
+        self.from_hidden = nn.Linear(query_width, outputs)
+        self.direct = nn.Linear(read, outputs, bias=False)
+        nn.init.normal_(self.from_hidden.weight, std=0.05)
+        nn.init.normal_(self.direct.weight, std=0.05)
+        nn.init.normal_(
+            self.first.weight, std=2 / math.sqrt(self.first.weight[0].numel())
+        )  # many inputs are nearly always 0
+        for weight in (self.skip.weight, self.to_columns.weight, self.to_levels.weight, self.to_tokens.weight):
+            nn.init.normal_(weight, std=1 / math.sqrt(weight[0].numel()))
+
+    def forward(
+        self,
+        cells: Tensor,
+        air: Tensor,
+        profile: Tensor,
+        index: Tensor,
+        weight: Tensor,
+        points: Tensor,
+        phase: tuple[int, int] = (0, 0),
+    ) -> tuple[Tensor, Tensor]:
+        """One city, as :meth:`volume` takes it but without a batch, and points, as :meth:`query` takes them."""
+        volume = self.volume(cells[None], air[None], profile[None], phase)[0]
+        return self.query(volume, cells, index, weight, points)
+
+    def volume(self, cells: Tensor, air: Tensor, profile: Tensor, phase: tuple[int, int] = (0, 0)) -> Tensor:
+        """Inputs of the cells (B, Y, X, Z, C), columns in the air (B, Y, X), inflow (B, p) -> (B, Y X Z, features).
+
+        ``phase`` begins the tokens so many columns (across, along) before the lattice.
+        """
+        batch, across, along = air.shape
+        size = self.patch
+        before = (phase[1], -(along + phase[1]) % size, phase[0], -(across + phase[0]) % size)
+        grid = functional.pad(torch.cat([cells.flatten(3), air[..., None].to(cells)], dim=-1), (0, 0, *before))
+        stem = self.stem(_convolve(self.first, grid))
+        rows, columns = stem.shape[1] // size, stem.shape[2] // size
+        inflow = self.inflow(profile)
+        tokens = stem.view(batch, rows, size, columns, size, -1).transpose(2, 3).reshape(batch, rows * columns, -1)
+        tokens = self.to_tokens(tokens) + inflow[:, None]
+        tokens = self._attend(tokens, self._positions(rows, columns, cells.device))
+        spread = self.to_columns(self.norm(tokens)).view(batch, rows, columns, size, size, -1).transpose(2, 3)
+        spread = spread.reshape(batch, rows * size, columns * size, -1)
+        decoded = self.decoder(spread + self.skip(stem) + self.inflow_to_columns(inflow)[:, None, None])
+        decoded = decoded[:, phase[0] : phase[0] + across, phase[1] : phase[1] + along].contiguous()
+        return self.to_levels(decoded).view(batch, across * along * self.levels, -1).float()
+
+    def query(
+        self, volume: Tensor, cells: Tensor, index: Tensor, weight: Tensor, points: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One city's features (Y X Z, f) and inputs (Y, X, Z, C), the cells around each point (N, K), their weights,
+        and what is known of the points themselves (N, p) -> corrections (N, F), and the inputs at the points (N, C)."""
+
+        def read(table: Tensor) -> Tensor:
+            return functional.embedding_bag(index, table, per_sample_weights=weight, mode="sum")
+
+        with torch.autocast(volume.device.type, enabled=False):  # the last layers: rounding would be seen
+            local = read(cells.reshape(-1, self.channels).float())
+            known = torch.cat([read(volume), local, points], dim=-1)
+            return self.from_hidden(functional.gelu(self.hidden(known))) + self.direct(known), local
+
+    def _attend(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The blocks, one after the other."""
+        backend = self.backend
+        if backend == "auto" and len(positions) <= _ALL_PAIRS:
+            try:
+                return self._blocks(tokens, positions, "dense")
+            except ValueError:  # the domain is too many decay lengths wide for it, which auto knows to get around
+                pass
+        return self._blocks(tokens, positions, backend)
+
+    def _blocks(self, tokens: Tensor, positions: Tensor, backend: str) -> Tensor:
+        for block in self.blocks:
+            tokens = block(tokens, positions, backend=backend, tolerance=self.tolerance)
+        return tokens
+
+    def _positions(self, rows: int, columns: int, device: torch.device) -> Tensor:
+        """Positions (rows columns, 2) of the tokens along and across the wind, m."""
+        step = self.patch * self.spacing
+        y, x = torch.meshgrid(torch.arange(rows) * step, torch.arange(columns) * step, indexing="ij")
+        return torch.stack([x.flatten(), y.flatten()], dim=1).to(device)

@@ -1,0 +1,179 @@
+"""Columns of air on a lattice that lies along the wind, and how much of each cell is inside a building.
+
+The lattice is turned with the wind, not with the streets: whatever the direction, the wind blows along +x and a wall
+enters as the share of each cell that it fills. So a city that is turned together with its wind gives nearly the same
+numbers, and no direction is special. The lattice is a rectangle along the wind; the air that is asked about may be less
+of it (a box of CFD is not turned with the wind), which is marked.
+
+Letters: Z levels, Y and X columns across and along the wind, T triangles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from farfield.problems.urban_wind.buildings import DOMAIN_HEIGHT, UrbanDomain
+from farfield.problems.urban_wind.mesh import GROWTH_UPWARD, growing_cells
+
+Array = NDArray[np.floating]
+Mask = NDArray[np.bool_]
+
+SPACING = 4.0  # m between columns, as between the cells of the data
+# The levels of the data's mesh: faces of cells that grow from 2 m at the ground.
+LEVELS: Array = np.concatenate([[0.0], np.cumsum(growing_cells(DOMAIN_HEIGHT, 2.0, GROWTH_UPWARD, 1.3 * SPACING))])
+RAYS = 4  # per column along each horizontal axis: solids are measured to a sixteenth of a column
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Columns (Y, X) around a city in wind axes; the outermost ring lies outside, where the wind enters and leaves."""
+
+    origin: tuple[float, float]  # x and y of the lowest corner, m
+    solid: NDArray[np.floating]  # (Z, Y, X): share of each cell inside a building
+    air: Mask  # (Y, X): the middle of the column is in the air that is asked about
+    spacing: float = SPACING
+
+    @classmethod
+    def around(
+        cls,
+        triangles: Array,
+        domain: UrbanDomain,
+        phase: tuple[float, float] = (0.0, 0.0),
+        spacing: float = SPACING,
+    ) -> Lattice:
+        """The lattice of buildings (T, 3, 3), given in wind axes, in the air of ``domain``.
+
+        ``domain`` lies along the axes in which its ``wind_angle`` is told. ``phase`` moves the lattice by so many
+        columns, each from 0 to 1, without changing what it covers: with 0 its lines meet the corner of the built
+        rectangle.
+        """
+        turn = np.array([domain.wind, [-domain.wind[1], domain.wind[0]]])
+        (west, east), (south, north) = domain.bounds[:2]
+        corners = np.array([[west, south], [west, north], [east, south], [east, north]]) @ turn.T
+        anchor = np.array([domain.x_min, domain.y_min]) @ turn.T + spacing * np.asarray(phase)
+        # A column is in the air if its middle is: half a column less, then the ring.
+        low = anchor + spacing * (np.floor((corners.min(0) - anchor) / spacing + 0.5) - 1)
+        nx, ny = (np.ceil((corners.max(0) - low) / spacing - 0.5) + 1).astype(int)
+        middle = np.stack(
+            np.meshgrid(*(low[a] + spacing * (np.arange(n) + 0.5) for a, n in ((0, nx), (1, ny)))), axis=-1
+        )
+        at = middle @ turn  # (Y, X, 2) in the axes of the domain
+        air = ((at > domain.bounds[:2, 0]) & (at < domain.bounds[:2, 1])).all(-1)
+        solid = solid_fractions(triangles, (float(low[0]), float(low[1])), (int(ny), int(nx)), LEVELS, spacing)
+        return cls((float(low[0]), float(low[1])), solid * air, air, spacing)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(Z, Y, X)."""
+        levels, across, along = self.solid.shape
+        return levels, across, along
+
+    @cached_property
+    def inside(self) -> Mask:
+        """(Y, X): the column is not of the outermost ring."""
+        mask = np.zeros(self.shape[1:], dtype=bool)
+        mask[1:-1, 1:-1] = True
+        return mask
+
+    @cached_property
+    def outflow(self) -> Mask:
+        """(Y, X): the wind leaves into this column."""
+        mask = np.zeros(self.shape[1:], dtype=bool)
+        mask[1:-1, -1] = True
+        return mask
+
+    @property
+    def fluid(self) -> NDArray[np.float32]:
+        """(Z, Y, X): share of each cell that is air."""
+        return np.float32(1) - self.solid
+
+    def corners(self, points: Array) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The cells around each point (N, 3), as indices into (Y, X, Z), and their weights: (N, K) each, K up to 8.
+
+        Weights are linear in each axis, times the share of air: what is inside a wall does not leak into the air
+        beside it. Beyond the lattice the nearest cells count. Corners that none of the points needs are left out:
+        the cells of the data lie at the heights of the levels.
+        """
+        levels, across, along = self.shape
+        heights = (LEVELS[1:] + LEVELS[:-1]) / 2
+        # The data's cells are multiples of half a column; single precision would put them beside those.
+        at_x = np.clip(np.round((points[:, 0] - self.origin[0]) / self.spacing - 0.5, 4), 0, along - 1)
+        at_y = np.clip(np.round((points[:, 1] - self.origin[1]) / self.spacing - 0.5, 4), 0, across - 1)
+        at_z = np.round(np.interp(points[:, 2], heights, np.arange(levels)), 4)
+        ends = []  # per axis: indices and weights of the lower and the upper neighbour
+        for at, count in ((at_x, along), (at_y, across), (at_z, levels)):
+            low = at.astype(np.int64)
+            part = (at - low).astype(np.float32)
+            ends.append(((low, 1 - part), (np.minimum(low + 1, count - 1), part)))
+        air = self.fluid.transpose(1, 2, 0).reshape(-1)
+        index, weight = [], []
+        for i, along_x in ends[0]:
+            for j, along_y in ends[1]:
+                for k, along_z in ends[2]:
+                    linear = along_x * along_y * along_z
+                    if not linear.any():
+                        continue
+                    cell = (j * along + i) * levels + k
+                    index.append(cell)
+                    weight.append(linear * (air[cell] + np.float32(1e-3)))
+        weights = np.stack(weight, axis=1)
+        return np.stack(index, axis=1), weights / weights.sum(1, keepdims=True)
+
+
+def solid_fractions(
+    triangles: Array, origin: tuple[float, float], shape: tuple[int, int], levels: Array, spacing: float
+) -> NDArray[np.float32]:
+    """Share of each cell (Z, Y, X) that lies inside closed surfaces (T, 3, 3), standing on the ground or not.
+
+    A vertical ray is inside a building below a face that looks up and outside below one that looks down, so a cell
+    from a to b holds  sum over faces of  sign * clip((z - a) / (b - a), 0, 1),  the mean over the rays of its column.
+    Floors on the ground (z <= 0) contribute nothing and may be missing. Where buildings overlap the sum is cut at 1.
+    """
+    triangles = np.ascontiguousarray(triangles, dtype=np.float64)
+    out = np.zeros((len(levels) - 1, *shape))
+    if len(triangles):
+        edge, other = triangles[:, 1, :2] - triangles[:, 0, :2], triangles[:, 2, :2] - triangles[:, 0, :2]
+        plan = edge[:, 0] * other[:, 1] - edge[:, 1] * other[:, 0]  # twice the area seen from above
+        # Some writers let the normals point into the buildings: then the volume below the faces is negative.
+        outward = 1.0 if (plan * triangles[:, :, 2].mean(1)).sum() >= 0 else -1.0
+        _add_columns(triangles, plan * outward, origin[0], origin[1], spacing / RAYS, np.asarray(levels, float), out)
+    return np.clip(out / RAYS**2, 0, 1).astype(np.float32)
+
+
+@numba.njit(cache=True)
+def _add_columns(
+    triangles: Array, plan: Array, x0: float, y0: float, step: float, levels: Array, out: Array
+) -> None:  # pragma: no cover - compiled
+    """Add every face, from the ground up to it, to the rays that meet it."""
+    count_z, count_y, count_x = out.shape
+    for t in range(len(triangles)):
+        if plan[t] == 0.0:
+            continue
+        a, b, c = triangles[t, 0], triangles[t, 1], triangles[t, 2]
+        # Rays are moved by less than a micrometre, so that none meets an edge, which belongs to two faces.
+        ax, ay = a[0] - x0 - 1.7e-7, a[1] - y0 - 2.3e-7
+        bx, by, cx, cy = b[0] - a[0], b[1] - a[1], c[0] - a[0], c[1] - a[1]
+        area = bx * cy - by * cx
+        first_i = max(0, int(np.floor((ax + min(0.0, bx, cx)) / step - 0.5)))
+        last_i = min(RAYS * count_x - 1, int(np.ceil((ax + max(0.0, bx, cx)) / step - 0.5)))
+        first_j = max(0, int(np.floor((ay + min(0.0, by, cy)) / step - 0.5)))
+        last_j = min(RAYS * count_y - 1, int(np.ceil((ay + max(0.0, by, cy)) / step - 0.5)))
+        sign = 1.0 if plan[t] > 0 else -1.0
+        for j in range(first_j, last_j + 1):
+            dy = (j + 0.5) * step - ay
+            for i in range(first_i, last_i + 1):
+                dx = (i + 0.5) * step - ax
+                along_b, along_c = (dx * cy - dy * cx) / area, (dy * bx - dx * by) / area
+                if along_b < 0 or along_c < 0 or along_b + along_c > 1:
+                    continue
+                z = a[2] + along_b * (b[2] - a[2]) + along_c * (c[2] - a[2])
+                for k in range(count_z):
+                    if z <= levels[k]:
+                        break
+                    full = (z - levels[k]) / (levels[k + 1] - levels[k])
+                    out[k, j // RAYS, i // RAYS] += sign * min(full, 1.0)

@@ -1,0 +1,305 @@
+"""What physics says about the wind around buildings in milliseconds: inputs that a network corrects.
+
+All on the lattice of columns (:mod:`farfield.problems.urban_wind.lattice`), wind along +x, u0(z) the inflow:
+
+- *nearness of walls*: m_i = s_i + (1 - s_i) m_{i-1} exp(-h / l) along +-x and +-y, with s the share of solid; behind a
+  wall at distance r it is exp(-r / l);
+- *wake deficit* D: carried downwind by the inflow and spread by its eddy viscosity, 1 in solids:
+  u0 dD/dx = f d/dz (nu dD/dz) + f nu d2D/dy2,  nu = kappa u* (z + z0), no flux at the ground, 0 at the top;
+- *mass-consistent wind*: the velocity nearest to u0 (1 - D) whose divergence is zero and that crosses no wall;
+  with D = 0 it is potential flow;
+- *pressure*: whose gradient holds that wind on its curved paths,  div(a grad p) = div(a f),
+  f = -(u . grad) u + the stress that lets the wake recover; 0 at the outlets.
+
+The last two are one projection: given face velocities w and open shares a of the faces, find phi with
+
+    div(a (w + grad phi)) = 0,    phi = 0 beyond outlets,    no correction at walls, inlets and sides,
+
+by conjugate gradients, preconditioned with the exact inverse for an empty box. Fields are (Z, Y, X) or (3, Z, Y, X);
+faces along an axis lie between a cell and the next, so there is one fewer of them than of cells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import eigh, expm
+
+from farfield.problems.urban_wind.inflow_profiles import KAPPA, friction_velocity, inflow_profile
+from farfield.problems.urban_wind.lattice import LEVELS, Lattice
+
+Field = NDArray[np.float32]
+Faces = tuple[Field, Field, Field]  # along x, y, z
+
+WALL_MEMORY = 15.0  # m: l above
+SMALLEST_OPENING = 0.05  # a face that is less open than this counts as closed: slivers slow the solver down
+SLOWEST = 1.0  # m/s: the air near the ground carries wakes no slower than this
+TOLERANCE = 2e-2  # of the divergence left over, relative: more accuracy does not help a network
+HEIGHTS = (LEVELS[1:] + LEVELS[:-1]) / 2
+THICKNESS: Field = np.diff(LEVELS).astype(np.float32)[:, None, None]
+_BETWEEN: Field = np.diff(HEIGHTS).astype(np.float32)[:, None, None]  # m from level to level
+
+
+def nearness_of_walls(lattice: Lattice, memory: float = WALL_MEMORY) -> Field:
+    """(4, Z, Y, X): looking along -x, +x, -y, +y, near 1 beside a wall and exp(-r / memory) at r metres from it."""
+    fade = np.float32(np.exp(-lattice.spacing / memory))
+    out = np.empty((4, *lattice.shape), dtype=np.float32)
+    for number, (axis, backwards) in enumerate(((2, False), (2, True), (1, False), (1, True))):
+        solid, kept = (np.moveaxis(field, axis, 0) for field in (lattice.solid, out[number]))
+        if backwards:
+            solid, kept = solid[::-1], kept[::-1]
+        seen = np.zeros_like(solid[0])
+        for i in range(len(solid)):
+            seen = solid[i] + (1 - solid[i]) * fade * seen
+            kept[i] = seen
+    return out
+
+
+def wake_deficits(lattice: Lattice, roughness: float, factors: tuple[float, ...]) -> Field:
+    """(len(factors), Z, Y, X): the wake deficit D, spread ``factors`` times as fast as the inflow's turbulence does."""
+    levels, across, along = lattice.shape
+    h = lattice.spacing
+    u_star = friction_velocity(roughness)
+    speed = np.maximum(inflow_profile(roughness, heights=HEIGHTS)[:, 0], SLOWEST)
+    exchange = KAPPA * u_star * (LEVELS[1:-1] + roughness) / np.diff(HEIGHTS)
+    vertical = np.diag(exchange, 1) + np.diag(exchange, -1)
+    vertical -= np.diag(vertical.sum(1))
+    vertical[-1, -1] -= KAPPA * u_star * LEVELS[-1] / (LEVELS[-1] - HEIGHTS[-1])
+    vertical *= (h / (np.diff(LEVELS) * speed))[:, None]
+    lateral = np.interp(15.0, HEIGHTS, KAPPA * u_star * (HEIGHTS + roughness) / speed) / h
+    waves, eigenvalues = _cosines(across)
+    up = np.stack([expm(f * vertical) for f in factors]).astype(np.float32)
+    aside = np.stack([(waves * np.exp(-f * lateral * eigenvalues)) @ waves.T for f in factors]).astype(np.float32)
+    solid = np.ascontiguousarray(lattice.solid.transpose(2, 0, 1))
+    kept = lattice.inside.T.astype(np.float32)
+    out = np.empty((along, len(factors), levels, across), dtype=np.float32)
+    deficit = np.zeros((len(factors), levels, across), dtype=np.float32)
+    for i in range(along):
+        spread = (up @ deficit) @ aside
+        out[i] = (solid[i] + (1 - solid[i]) * spread) * kept[i]
+        deficit = out[i]
+    return np.ascontiguousarray(out.transpose(1, 2, 3, 0))
+
+
+@dataclass(frozen=True)
+class Openings:
+    """Where air can pass between the cells of a lattice, and where a projection may change how much."""
+
+    lattice: Lattice
+
+    @cached_property
+    def share(self) -> Faces:
+        """Open share of each face; 0 between two cells outside the air."""
+        fluid, inside = self.lattice.fluid, np.broadcast_to(self.lattice.inside, self.lattice.shape)
+        opened = []
+        for axis in (2, 1, 0):
+            a, b = _pair(fluid, axis)
+            some = np.logical_or(*_pair(inside, axis))
+            opened.append(
+                np.where((np.minimum(a, b) >= SMALLEST_OPENING) & some, np.minimum(a, b), 0).astype(np.float32)
+            )
+        return opened[0], opened[1], opened[2]
+
+    @cached_property
+    def weights(self) -> Faces:
+        """What a difference of phi across each face does to the balance of its two cells; 0 where it is not free."""
+        inside = np.broadcast_to(self.lattice.inside, self.lattice.shape)
+        outflow = np.broadcast_to(self.lattice.outflow, self.lattice.shape)
+        weights = []
+        h = self.lattice.spacing
+        for axis, share, factor in zip(
+            (2, 1, 0), self.share, (THICKNESS / h**2, THICKNESS / h**2, 1 / _BETWEEN), strict=True
+        ):
+            (a, b), (beyond_a, beyond_b) = _pair(inside, axis), _pair(outflow, axis)
+            free = (a & b) | (a & beyond_b) | (beyond_a & b)
+            weights.append(np.ascontiguousarray(share * free * factor))
+        return weights[0], weights[1], weights[2]
+
+    @cached_property
+    def active(self) -> Field:
+        """1 where a cell is in the air and has a free face."""
+        total = np.zeros(self.lattice.shape, dtype=np.float32)
+        for axis, weight in zip((2, 1, 0), self.weights, strict=True):
+            a, b = _pair(total, axis)
+            a += weight
+            b += weight
+        return ((total > 0) & self.lattice.inside).astype(np.float32)
+
+    def divergence(self, velocity: Faces) -> Field:
+        """What leaves each cell through its faces, per horizontal area, m/s; 0 outside the air."""
+        out = np.zeros(self.lattice.shape, dtype=np.float32)
+        h = self.lattice.spacing
+        sizes: tuple[Field, Field, Field] = (THICKNESS / h, THICKNESS / h, np.ones((1, 1, 1), dtype=np.float32))
+        for axis, share, normal, size in zip((2, 1, 0), self.share, velocity, sizes, strict=True):
+            flux = share * normal * size
+            a, b = _pair(out, axis)
+            a += flux
+            b -= flux
+        return out * self.active
+
+    def project(self, velocity: Faces, tolerance: float = TOLERANCE, limit: int = 200) -> tuple[Faces, Field, int]:
+        """The nearest face velocities without divergence, the potential phi that corrects them, and the iterations."""
+        weights, active = self.weights, self.active
+        inverse = _empty_box(self.lattice)
+        residual = self.divergence(velocity)
+        phi, image = np.zeros_like(residual), np.zeros_like(residual)
+        target = tolerance * float(np.linalg.norm(residual))
+        better = inverse(residual) * active
+        direction, product = better.copy(), float(np.vdot(residual, better))
+        iterations = 0
+        while float(np.linalg.norm(residual)) > target and iterations < limit:
+            _balance(direction, *weights, image)
+            image *= active
+            step = np.float32(product / float(np.vdot(direction, image)))
+            phi += step * direction
+            residual -= step * image
+            better = inverse(residual) * active
+            product, before = float(np.vdot(residual, better)), product
+            direction = better + np.float32(product / before) * direction
+            iterations += 1
+        corrected = []
+        for axis, weight, normal, distance in zip(
+            (2, 1, 0), weights, velocity, (self.lattice.spacing, self.lattice.spacing, _BETWEEN), strict=True
+        ):
+            a, b = _pair(phi, axis)
+            corrected.append(normal + np.where(weight > 0, (b - a) / distance, 0).astype(np.float32))
+        return (corrected[0], corrected[1], corrected[2]), phi, iterations
+
+    def at_cells(self, velocity: Faces) -> Field:
+        """(3, Z, Y, X): what passes through the cells, m/s, the mean of their two faces along each axis."""
+        out = np.zeros((3, *self.lattice.shape), dtype=np.float32)
+        for number, (axis, share, normal) in enumerate(zip((2, 1, 0), self.share, velocity, strict=True)):
+            a, b = _pair(out[number], axis)
+            a += share * normal / 2
+            b += share * normal / 2
+        return out * self.lattice.inside
+
+
+def mass_consistent_wind(openings: Openings, roughness: float, deficit: Field | None = None) -> Faces:
+    """The nearest wind to u0 (1 - deficit) without divergence; potential flow if there is no deficit."""
+    return openings.project(_start(openings, roughness, deficit))[0]
+
+
+def pressure_of(openings: Openings, wind: Faces, roughness: float, deficit: Field, density: float) -> Field:
+    """(Z, Y, X), Pa: the pressure that goes with a wind and its wake deficit, 0 at the outlets."""
+    lattice = openings.lattice
+    u0 = _inflow(roughness)
+    cells = openings.at_cells(wind)
+    cells[0] += np.where(lattice.inside, 0, u0)  # what enters
+    inside = np.broadcast_to(lattice.inside, lattice.shape)
+    force = np.zeros((3, *lattice.shape), dtype=np.float32)
+    h = lattice.spacing
+    columns = np.full((1, 1, 1), h, dtype=np.float32)
+    sizes: tuple[Field, Field, Field] = (columns, columns, THICKNESS)
+    for axis, share, normal, size in zip((2, 1, 0), openings.share, wind, sizes, strict=True):
+        flux = share * normal
+        within = np.logical_and(*_pair(inside, axis))
+        for component in range(3):
+            a, b = _pair(cells[component], axis)
+            carried = flux * np.where(within, (a + b) / 2, np.where(flux > 0, a, b))
+            out_a, out_b = _pair(force[component], axis)
+            size_a, size_b = (size, size) if axis else (size[:-1], size[1:])
+            out_a -= carried / size_a
+            out_b += carried / size_b
+    # Behind solids the deficit shrinks without any pressure: the stress of the turbulence gives the momentum back.
+    force[0, :, :, 1:] -= u0 * u0 * (deficit[:, :, 1:] - deficit[:, :, :-1]) / h
+    force *= openings.active
+    faces = []
+    for component, axis in enumerate((2, 1, 0)):
+        a, b = _pair(force[component], axis)
+        faces.append(np.where(openings.weights[component] > 0, (a + b) / 2, 0).astype(np.float32))
+    _, phi, _ = openings.project((faces[0], faces[1], faces[2]))
+    return -density * phi
+
+
+def _start(openings: Openings, roughness: float, deficit: Field | None) -> Faces:
+    """u0 (1 - deficit) on the faces; what enters is never slowed down."""
+    levels, across, along = openings.lattice.shape
+    u0 = np.broadcast_to(_inflow(roughness), (levels, across, along - 1))
+    if deficit is not None:
+        a, b = _pair(deficit, 2)
+        entering = ~_pair(np.broadcast_to(openings.lattice.inside, openings.lattice.shape), 2)[0]
+        u0 = u0 * np.where(entering, 1, 1 - (a + b) / 2)
+    still = np.zeros((levels, across - 1, along), dtype=np.float32), np.zeros((levels - 1, across, along), np.float32)
+    return u0.astype(np.float32), *still
+
+
+def _inflow(roughness: float) -> Field:
+    return inflow_profile(roughness, heights=HEIGHTS)[:, :1, None].astype(np.float32)
+
+
+def _pair(field: NDArray, axis: int) -> tuple[NDArray, NDArray]:
+    """The cells on both sides of every face along an axis: views of ``field``."""
+    before: list[slice] = [slice(None)] * field.ndim
+    after: list[slice] = [slice(None)] * field.ndim
+    before[axis], after[axis] = slice(None, -1), slice(1, None)
+    return field[tuple(before)], field[tuple(after)]
+
+
+@lru_cache(maxsize=64)
+def _cosines(count: int, held_end: bool = False) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Orthonormal eigenvectors (count, count) and eigenvalues of minus the second difference.
+
+    No flux through both ends, or the value beyond the last cell held at 0 (``held_end``).
+    """
+    number = np.arange(count)
+    angle = (2 * number + 1) / (2 * count + 1) * np.pi if held_end else number / count * np.pi
+    waves = np.cos((number[:, None] + 0.5) * angle)
+    return waves / np.linalg.norm(waves, axis=0), 2 - 2 * np.cos(angle)
+
+
+@lru_cache(maxsize=1)
+def _vertical_modes() -> tuple[Field, Field]:
+    """Modes V and eigenvalues of the second difference over the levels: V^T diag(thickness) V = 1."""
+    exchange = 1 / np.diff(HEIGHTS)
+    matrix = -np.diag(exchange, 1) - np.diag(exchange, -1)
+    matrix -= np.diag(matrix.sum(1))
+    eigenvalues, modes = eigh(matrix, np.diag(np.diff(LEVELS)))
+    return modes.astype(np.float32), eigenvalues.astype(np.float32)
+
+
+def _empty_box(lattice: Lattice):  # type: ignore[no-untyped-def]
+    """The exact inverse of the balance in a box without buildings that is as large as the lattice."""
+    levels, across, along = lattice.shape
+    (x_waves, x_values), (y_waves, y_values) = _cosines(along, held_end=True), _cosines(across)
+    x_waves, y_waves = x_waves.astype(np.float32), y_waves.astype(np.float32)
+    modes, z_values = _vertical_modes()
+    h = lattice.spacing
+    scale = 1 / (z_values[:, None, None] + (y_values[:, None] + x_values) / h**2)
+    scale = scale.astype(np.float32)
+
+    def inverse(residual: Field) -> Field:
+        field = (modes.T @ residual.reshape(levels, -1)).reshape(levels, across, along)
+        field = (y_waves.T @ (field @ x_waves)) * scale
+        field = (y_waves @ field) @ x_waves.T
+        return np.asarray((modes @ field.reshape(levels, -1)).reshape(levels, across, along))
+
+    return inverse
+
+
+@numba.njit(cache=True)
+def _balance(phi: Field, along: Field, across: Field, up: Field, out: Field) -> None:  # pragma: no cover - compiled
+    """out = sum over the faces of a cell of weight * (phi here - phi there)."""
+    levels, rows, columns = phi.shape
+    for k in range(levels):
+        for j in range(rows):
+            for i in range(columns):
+                here = phi[k, j, i]
+                total = np.float32(0.0)
+                if i > 0:
+                    total += along[k, j, i - 1] * (here - phi[k, j, i - 1])
+                if i < columns - 1:
+                    total += along[k, j, i] * (here - phi[k, j, i + 1])
+                if j > 0:
+                    total += across[k, j - 1, i] * (here - phi[k, j - 1, i])
+                if j < rows - 1:
+                    total += across[k, j, i] * (here - phi[k, j + 1, i])
+                if k > 0:
+                    total += up[k - 1, j, i] * (here - phi[k - 1, j, i])
+                if k < levels - 1:
+                    total += up[k, j, i] * (here - phi[k + 1, j, i])
+                out[k, j, i] = total
