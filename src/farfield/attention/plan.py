@@ -28,7 +28,7 @@ from farfield.attention.tiles import Tiles, Tree, build_tiles
 # Points per tile: queries take the coarsest that pays (see _best_size), keys the finest. What a pair costs with each,
 # relative to dense attention, was measured: fused kernels work on blocks of 256 queries if they get 768 or more, and
 # the keys of a tile are gathered once for all of its queries.
-_QUERY_COST = {1024: 1.06, 256: 1.3, 64: 2.2}
+_QUERY_COST = {1024: 1.2, 256: 1.65, 64: 2.6}
 _FINEST = 64
 # Work that each tile costs whatever its size, in pairs.
 _PER_TILE = 100_000
@@ -102,7 +102,7 @@ class AttentionPlan(OfOneCloud):
 
     def cost(self, groups: int) -> float:
         """What attention of so many heads is expected to cost, in pairs of one head."""
-        per_pair = _QUERY_COST.get(self.queries.size, 1.3)
+        per_pair = _QUERY_COST.get(self.queries.size, 1.65)
         return groups * per_pair * self.pairs() + _PER_TILE * len(self.queries) * len(self.reaches)
 
     def keys_per_query(self) -> float:
