@@ -289,10 +289,13 @@ def _search(
         potentials.append(np.maximum(smallest - best[owner], 0.0).astype(np.float32))
         bests.append(best)
         owner, points, smallest = (np.concatenate(parts) for parts in zip(*dropped, strict=True))
-        mass = np.bincount(owner, points * np.exp(best[owner] - smallest), minlength=count)
+        nearest = np.full(count, np.inf)  # what is dropped is summed up relative to its nearest: nothing underflows
+        np.minimum.at(nearest, owner, smallest)
+        mass = np.bincount(owner, points * np.exp(nearest[owner] - smallest), minlength=count)
+        nearest[mass == 0] = 0.0
         with np.errstate(divide="ignore"):
             images = -np.inf if missing is None else np.log(missing)[queries.cloud[part].numpy()]
-            masses.append(np.logaddexp(np.log(mass) - best, images) + slack)
+            masses.append(np.logaddexp(np.log(mass) - nearest, images) + slack)
         unlisted.append(np.bincount(owner, points, minlength=count))
     start = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
     arrays = (start, *(np.concatenate(a) for a in (tiles, potentials, bests)))
