@@ -23,7 +23,7 @@ def normal(*shape, seed=1, dtype=torch.float32):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(50_000, 50_060))
+@pytest.mark.parametrize("seed", [161, *range(50_000, 50_030)])  # 161: weights of FlashBias near zero
 def test_no_adversarial_cloud_is_above_the_tolerance(seed):
     case = adversarial_attention.draw_case(seed)
     exact = case.attend(torch.float64, backend="reference")

@@ -28,7 +28,7 @@ from farfield.attention.tiles import Tiles, Tree, build_tiles
 # Points per tile: queries take the coarsest that pays (see _best_size), keys the finest. What a pair costs with each,
 # relative to dense attention, was measured: fused kernels work on blocks of 256 queries if they get 768 or more, and
 # the keys of a tile are gathered once for all of its queries.
-_QUERY_COST = {1024: 1.06, 256: 1.3, 64: 2.2}
+_QUERY_COST = {1024: 1.2, 256: 1.65, 64: 2.6}
 _FINEST = 64
 # Work that each tile costs whatever its size, in pairs.
 _PER_TILE = 100_000
@@ -102,7 +102,7 @@ class AttentionPlan(OfOneCloud):
 
     def cost(self, groups: int) -> float:
         """What attention of so many heads is expected to cost, in pairs of one head."""
-        per_pair = _QUERY_COST.get(self.queries.size, 1.3)
+        per_pair = _QUERY_COST.get(self.queries.size, 1.65)
         return groups * per_pair * self.pairs() + _PER_TILE * len(self.queries) * len(self.reaches)
 
     def keys_per_query(self) -> float:
@@ -289,10 +289,13 @@ def _search(
         potentials.append(np.maximum(smallest - best[owner], 0.0).astype(np.float32))
         bests.append(best)
         owner, points, smallest = (np.concatenate(parts) for parts in zip(*dropped, strict=True))
-        mass = np.bincount(owner, points * np.exp(best[owner] - smallest), minlength=count)
+        nearest = np.full(count, np.inf)  # what is dropped is summed up relative to its nearest: nothing underflows
+        np.minimum.at(nearest, owner, smallest)
+        mass = np.bincount(owner, points * np.exp(nearest[owner] - smallest), minlength=count)
+        nearest[mass == 0] = 0.0
         with np.errstate(divide="ignore"):
             images = -np.inf if missing is None else np.log(missing)[queries.cloud[part].numpy()]
-            masses.append(np.logaddexp(np.log(mass) - best, images) + slack)
+            masses.append(np.logaddexp(np.log(mass) - nearest, images) + slack)
         unlisted.append(np.bincount(owner, points, minlength=count))
     start = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
     arrays = (start, *(np.concatenate(a) for a in (tiles, potentials, bests)))

@@ -87,7 +87,9 @@ def _attend(problem: Problem, plan: AttentionPlan, number: int, heads: list[int]
     )
     out = _TiledAttention.apply(*wide, where_q, where_k, weight, loop, *problem.encoding.parameters())
     if loop.short > 0:  # the lists end too early for these logits
-        longer = plan.wider(float(loop.reach.limit.max()) + loop.short + 1.0, problem.encoding_of_all)
+        limit = float(loop.reach.limit.max())
+        more = loop.short + 1.0 if weight is None else max(loop.short + 1.0, limit)  # weights below 1 look further
+        longer = plan.wider(limit + more, problem.encoding_of_all)
         return _attend(problem, longer, number, heads)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
