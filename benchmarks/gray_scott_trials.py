@@ -45,6 +45,7 @@ SETTINGS: dict[str, Any] = {
     "wavelengths": [8.0, 64.0],
     "levels": [],
     "mixing": False,
+    "expansion": 4,
     "features": 24,
     "tolerance": 1e-3,
     "optimiser": "adamw",
@@ -108,8 +109,8 @@ def build(c: dict[str, Any]) -> nn.Module:
     overlap = None if c["overlap"] < 0 else c["overlap"]
     tokens = PatchTokens(c["patch"], 1.0, overlap, False, tuple(c["levels"]), c["mixing"])
     return TransformerOperator(
-        4, 2, 2, encoding=encoding, width=c["width"], depth=c["depth"], heads=c["heads"], tokens=tokens,
-        tolerance=c["tolerance"],
+        4, 2, 2, encoding=encoding, width=c["width"], depth=c["depth"], expansion=c["expansion"], heads=c["heads"],
+        tokens=tokens, tolerance=c["tolerance"],
     )  # fmt: skip
 
 

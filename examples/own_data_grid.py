@@ -18,7 +18,7 @@ from rich.console import Console
 
 import farfield as ff
 
-SPACING, TIME_STEP, DIFFUSION = 1.0, 1.0, 0.15
+SPACING, TIME_STEP, DIFFUSION = 1.0, 4.0, 0.04
 
 
 def simulate(simulations: int, cells: int, times: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         propose_decay_lengths,
     )
     from farfield.data.dataset import Dataset, open_dataset
-    from farfield.models import TransformerOperator
+    from farfield.models import PatchTokens, TransformerOperator
     from farfield.prediction.stepping import Predictor
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Dataset",
     "Encoding",
     "FlashBias",
+    "PatchTokens",
     "Predictor",
     "RoPE",
     "TransformerOperator",
@@ -55,6 +56,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
+    "PatchTokens": "models",
     "Dataset": "data.dataset",
     "open_dataset": "data.dataset",
     "finetune": "api",

@@ -87,7 +87,7 @@ def test_a_dataset_says_what_was_understood():
         "inputs      k: ln ",
         "parameters  Pe: 3.5",
         "x: 4, 0.5 wide cells, periodic",
-        "decay lengths 1, 0.375",
+        "decay lengths 0.5, 0.375",
     ):
         assert part in shown, shown
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import farfield as ff
+from farfield.models import tokens
 from farfield.models.tokens import Patches, PatchTokens, grid_of
 
 
@@ -135,3 +136,13 @@ def test_bad_sizes_are_named():
         operator(patch=0)
     with pytest.raises(ValueError, match="one grid for the whole batch"):
         operator()(torch.randn(2, 256, 3), torch.stack([points((16, 16)), points((16, 16)).flip(0)]))
+
+
+@pytest.mark.parametrize("periodic", [False, (True, False), True])
+def test_strips_change_nothing(periodic, monkeypatch):
+    model = operator(patch=4, levels=(5, 6), periodic=periodic)
+    x = torch.randn(1, 3, 44, 32)
+    with torch.no_grad():
+        whole = model.on_grid(x)
+        monkeypatch.setattr(tokens, "_STRIP", 300)
+        assert torch.allclose(model.on_grid(x), whole, atol=1e-5)

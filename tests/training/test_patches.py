@@ -29,6 +29,7 @@ def run_of_patches(tmp_path):
             "model.depth": 1,
             "training.steps": 12,
             "training.validate_every": 4,
+            "training.validation_items": 2,
             "training.checkpoint_every": 5,
         }
     )

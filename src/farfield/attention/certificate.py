@@ -20,8 +20,8 @@ y_j sum to 0, their squares to at most Q^2 lambda / D, lambda the largest eigenv
 
 and also <= n_J exp(Q max|k_j| / sqrt(D) - w_i Phi_iJ): the smaller is taken. Queries are taken 64 at a time, a
 *subtile*, with the smallest Phi_iJ and log Z, the largest Q and q_i . c among them. Keys that no list names weigh at
-most exp(Q max|k| / sqrt(D)) times the sum of n exp(-w Phi) over the branches that the plan dropped. Reading more keys
-only raises Z and V, so both may be those of the keys read so far: a tile reads down its list until the right side of
+most what (2) says for the worst tile times the sum of n exp(-w Phi) over the branches that the plan dropped. More keys
+only raise Z and V, so both may be those of the keys read so far: a tile reads down its list until the right side of
 (1), by (2), is at most ``tolerance`` V for each of its subtiles and heads. That is all; nothing is sampled.   []
 
 *Gradients* follow: the weights p change by |p - p'|_1 <= 2 sum_D e_j / Z <= tolerance, so with an output gradient g_i
@@ -149,6 +149,12 @@ def _padded(rows: Tensor, start: Tensor) -> Tensor:
     return out.index_copy_(0, place.to(rows.device), rows).unflatten(0, (tiles, size))
 
 
+def _log_curve(most: Tensor) -> Tensor:
+    """log of (e^M - 1 - M) / M^2, which rises with M."""
+    most = most.clamp(min=0.05)  # less is not worth the cancellation
+    return most + torch.log1p(-(1 + most) * torch.exp(-most)) - 2 * most.log()
+
+
 @dataclass
 class Certificate:
     """Tells from the mass that tiles have read how far down their lists they must go; see the module's text."""
@@ -169,6 +175,8 @@ class Certificate:
         device = self.keys.longest.device
         self.low, self.high = (t.to(device) for t in (self.plan.keys.low, self.plan.keys.high))
         self.points = self.plan.keys.count().to(self.keys.longest)
+        self.widest, self.aside = self.keys.radius.amax(0), self.keys.centroid.norm(dim=-1).amax(0)
+        self.density = (self.keys.spread / self.points[:, None]).amax(0)  # largest lambda / n
 
     @torch.no_grad()
     def needed(self, lse: Tensor, counts: Tensor) -> tuple[Tensor, float]:
@@ -215,7 +223,15 @@ class Certificate:
         mass = torch.where(listed.to(device)[owner][..., None], mass.exp() * share, 0.0)
         tail = mass.flip(1).cumsum(1).flip(1)  # what is left out if the list ends before this entry
 
-        most = (self.queries.longest[s] * self.longest / root).double()
+        longest = self.queries.longest[s]
+        most = longest * self.longest / root
+        if self.certify:  # (2) with the worst centroid, radius and spread of all
+            spread = _log_curve(longest * self.widest / root) + 2 * longest.log() + self.density.log()
+            aside = longest * self.aside / root
+            most = torch.minimum(
+                most, aside + torch.logaddexp(torch.zeros_like(spread), spread - math.log(self.head_dim))
+            )
+        most = most.double()
         if not self.certify:
             mean = (self.keys.spread * self.points[:, None]).sum(0) / self.points.sum()
             most = 0.5 * self.queries.longest[s].square().double() * mean / self.head_dim**2
@@ -241,9 +257,7 @@ class Certificate:
             variance = longest.square() * self.keys.spread[keys][owner] / self.head_dim**2
             return (along + number + variance / 2).double()
         aside = self.queries.radius[s][:, None] * self.keys.centroid.norm(dim=-1)[keys][owner] / root
-        most = longest * self.keys.radius[keys][owner] / root  # M
-        small = most.clamp(min=0.05)  # (e^M - 1 - M) / M^2 rises with M
-        curve = small + torch.log1p(-(1 + small) * torch.exp(-small)) - 2 * small.log()
+        curve = _log_curve(longest * self.keys.radius[keys][owner] / root)
         second = curve + 2 * longest.log() + self.keys.spread[keys][owner].log() - math.log(self.head_dim)
         by_moments = along + aside + torch.logaddexp(number.expand_as(second), second)
         by_length = number + longest * self.keys.longest[keys][owner] / root

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from farfield.attention.cloud import Cloud
 from farfield.attention.encoding import Encoding
+from farfield.attention.locality import FlashBias
 
 Positions = Tensor | NDArray[Any]
 Counts = Sequence[int] | Tensor | NDArray[Any]
@@ -131,6 +132,11 @@ def _period(period: Any, space_dim: int, encoding: Encoding) -> Tensor | None:
         raise ValueError(
             f"{type(encoding).__name__} is not local: on a periodic domain every query would see infinitely many "
             "images of every key. Take LASPE or LAAPE, or leave out period"
+        )
+    if isinstance(encoding, FlashBias):
+        raise ValueError(
+            "FlashBias' learned weight may fall to nothing, and on a periodic domain a query would then see infinitely "
+            "many images of every key. Take LASPE or LAAPE, or leave out period"
         )
     return values if bool(torch.isfinite(values).any()) else None
 

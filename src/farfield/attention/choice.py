@@ -14,10 +14,12 @@ from farfield.attention.locality import LAAPE
 from farfield.attention.plan import AttentionPlan, plan_cloud, typical_reach
 
 BACKENDS = ("auto", "reference", "dense", "tiled", "flex")
-# Costs in pairs of one head, measured: a tiled call besides its pairs, each point of it, and a pair beside a dense one.
-_PER_CALL = 1_500_000
-_PER_POINT = 1_200
-_PER_PAIR = 1.15
+# Costs in pairs of one head, measured (``benchmarks/break_even.py``): a tiled call besides its pairs, each point of its
+# plan and of each head, and a pair beside a dense one.
+_PER_CALL = 2_700_000
+_PER_POINT = 300
+_PER_POINT_AND_HEAD = 200
+_PER_PAIR = 1.2
 
 
 def choose(
@@ -35,7 +37,7 @@ def choose(
 
     if not encoding.local and cloud.lengths is None and cloud.key_mask is None:
         return all_pairs("dense", f"{type(encoding).__name__} alone is not local, every key counts")
-    overhead = _PER_CALL + _PER_POINT * entries * (queries + keys)
+    overhead = _PER_CALL + (_PER_POINT + _PER_POINT_AND_HEAD * groups) * entries * (queries + keys)
     simple = cloud.lengths is None and cloud.key_mask is None and cloud.period is None
     if simple and groups * pairs <= overhead:
         few = f"{pairs} pairs are so few that a plan would cost more than it saves"
@@ -51,7 +53,7 @@ def choose(
             )
     plan = plan_cloud(cloud, encoding, tolerance)
     density = plan.density()
-    if simple and not obstacle and groups * pairs <= plan.cost(groups):
+    if simple and not obstacle and groups * pairs <= overhead + plan.cost(groups):
         return all_pairs(
             "dense", f"{100 * density:.0f} % of all pairs are in reach, so skipping the rest would not pay"
         )

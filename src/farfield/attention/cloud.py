@@ -24,7 +24,7 @@ from torch import Tensor
 from farfield.attention.encoding import Encoding
 
 # More images than this are refused: the period is then so short that memory ends before they do.
-_MOST_KEYS = 100_000_000
+_MOST_IMAGES = 50_000_000
 
 
 @dataclass
@@ -151,11 +151,6 @@ def seen_keys(cloud: Cloud, encoding: Encoding, excess: float) -> SeenKeys:
         shift.append(moved)
         counts.append(len(found))
         missing.append(lost)
-        if sum(counts) > _MOST_KEYS:
-            raise ValueError(
-                f"period={cloud.period.tolist()} is so short for this encoding that more than {_MOST_KEYS} images of "
-                "keys are in reach: take a domain of several periods instead, or shorter decay lengths"
-            )
     return SeenKeys(torch.from_numpy(np.concatenate(index)), torch.from_numpy(np.concatenate(shift)), counts, missing)
 
 
@@ -176,6 +171,11 @@ def _images(
     low = (queries.amin(0) - keys.amax(0) - most) / period
     high = (queries.amax(0) - keys.amin(0) - least) / period
     ranges = [range(math.ceil(a), math.floor(b) + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+    if math.prod(len(steps) for steps in ranges) * len(keys) > _MOST_IMAGES:
+        raise ValueError(
+            f"period={period.tolist()} is so short for this encoding that more than {_MOST_IMAGES} images of keys are "
+            "in reach: take a domain of several periods instead, or shorter decay lengths"
+        )
     boxes = encoding.coordinates(queries)
     q_low, q_high = boxes.amin(0), boxes.amax(0)
     found, moved, lost = [], [], 0.0

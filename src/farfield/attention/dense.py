@@ -180,7 +180,7 @@ def _nearest_penalty(cloud: Cloud, encoding: Encoding) -> Tensor:
     flat_q, flat_k = (cloud.flat(p).cpu().double() for p in (cloud.query_positions, cloud.key_positions))
     ends, parts = np.cumsum([0, *cloud.query_counts()]), []
     for first, last, run in zip(ends, ends[1:], cloud.key_runs(), strict=False):
-        if len(run) == 0:
+        if len(run) == 0 or first == last:
             parts.append(torch.full((int(last - first),), torch.inf, dtype=torch.float64))
             continue
         queries, keys = encoding.coordinates(flat_q[first:last]), encoding.coordinates(flat_k[run])

@@ -205,7 +205,8 @@ class LocalEncoding(Encoding):
         return [m for m in self.children() if isinstance(m, LengthParameter)]
 
     def heads(self) -> int | None:
-        return max((m.maximum.shape[0] for m in self.lengths() if m.maximum.ndim == 2), default=None)
+        per_head = [m.maximum.shape[0] for m in self.lengths() if m.maximum.ndim == 2]
+        return per_head[0] if per_head else None
 
     def space_dim(self) -> int | None:
         given = [m.maximum.shape[-1] for m in self.lengths() if m.maximum.ndim > 0]

@@ -1,11 +1,11 @@
 """Which keys can matter to which queries: the plan of the sparse backends.
 
-Points are put into compact tiles of equal size by splitting the cloud along its widest axis, measured in decay
-lengths, again and again (a kd-tree whose leaves are the tiles). A key of tile J weighs at most exp(-Phi_IJ) on a
-query of tile I, where Phi_IJ is the smallest potential between their bounding boxes; it is exact and cheap, because
-Phi is a sum of convex functions of one axis each. For every query tile the plan lists key tiles in rising order of
-Phi_IJ, and keeps a bound on what all others together weigh. How far down its list a tile reads is for each layer to
-say, when queries and keys are known (:mod:`farfield.attention.certificate`).
+Points are put into compact tiles of equal size by splitting the cloud along its widest axis, measured in decay lengths,
+again and again (a kd-tree whose leaves are the tiles). A key of tile J weighs at most exp(-Phi_IJ) on a query of
+tile I, where Phi_IJ is the smallest potential between their bounding boxes; it is exact and cheap, because Phi is a sum
+of convex functions of one axis each. For every query tile the plan lists key tiles in rising order of Phi_IJ, and
+keeps a bound on what all others together weigh. How far down its list a tile reads is for each layer to say, when
+queries and keys are known (:mod:`farfield.attention.certificate`).
 
 The list is found by descending the key tree for all query tiles at once and dropping branches that are too far:
 work and memory grow with the number of tile pairs in reach, never with all pairs of tiles.
@@ -28,7 +28,7 @@ from farfield.attention.tiles import Tiles, Tree, build_tiles
 # Points per tile: queries take the coarsest that pays (see _best_size), keys the finest. What a pair costs with each,
 # relative to dense attention, was measured: fused kernels work on blocks of 256 queries if they get 768 or more, and
 # the keys of a tile are gathered once for all of its queries.
-_QUERY_COST = {1024: 1.06, 256: 1.3, 64: 2.2}
+_QUERY_COST = {1024: 1.2, 256: 1.65, 64: 2.6}
 _FINEST = 64
 # Work that each tile costs whatever its size, in pairs.
 _PER_TILE = 100_000
@@ -36,7 +36,7 @@ _PER_TILE = 100_000
 # what the bound on their logits costs.
 _TYPICAL_LOGITS = 5.0
 # Lists reach this much further still, so that most layers need no longer ones.
-_RESERVE = 8.0
+_RESERVE = 16.0
 # So many query tiles descend the key tree at a time, which bounds the memory of the search.
 _TILES_AT_A_TIME = 2048
 # FlexAttention works on blocks of this many queries and keys.
@@ -102,7 +102,7 @@ class AttentionPlan(OfOneCloud):
 
     def cost(self, groups: int) -> float:
         """What attention of so many heads is expected to cost, in pairs of one head."""
-        per_pair = _QUERY_COST.get(self.queries.size, 1.3)
+        per_pair = _QUERY_COST.get(self.queries.size, 1.65)
         return groups * per_pair * self.pairs() + _PER_TILE * len(self.queries) * len(self.reaches)
 
     def keys_per_query(self) -> float:
@@ -119,6 +119,10 @@ class AttentionPlan(OfOneCloud):
             f"{len(self.keys.order)} keys in {len(self.keys)} tiles of {self.keys.size}, tolerance {self.tolerance:g}: "
             f"{self.keys_per_query():.0f} keys per query, {100 * self.density():.2g} % of all pairs"
         )
+
+    def widest(self) -> AttentionPlan:
+        """The plan with the longest lists that any layer has asked for: the next one will ask for them too."""
+        return self if self._wider is None else self._wider.widest()
 
     def wider(self, limit: float, encoding: Encoding) -> AttentionPlan:
         """The same plan with lists, and images of periodic keys, complete up to ``limit``; kept for the next layer."""
@@ -285,10 +289,13 @@ def _search(
         potentials.append(np.maximum(smallest - best[owner], 0.0).astype(np.float32))
         bests.append(best)
         owner, points, smallest = (np.concatenate(parts) for parts in zip(*dropped, strict=True))
-        mass = np.bincount(owner, points * np.exp(best[owner] - smallest), minlength=count)
+        nearest = np.full(count, np.inf)  # what is dropped is summed up relative to its nearest: nothing underflows
+        np.minimum.at(nearest, owner, smallest)
+        mass = np.bincount(owner, points * np.exp(nearest[owner] - smallest), minlength=count)
+        nearest[mass == 0] = 0.0
         with np.errstate(divide="ignore"):
             images = -np.inf if missing is None else np.log(missing)[queries.cloud[part].numpy()]
-            masses.append(np.logaddexp(np.log(mass) - best, images) + slack)
+            masses.append(np.logaddexp(np.log(mass) - nearest, images) + slack)
         unlisted.append(np.bincount(owner, points, minlength=count))
     start = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
     arrays = (start, *(np.concatenate(a) for a in (tiles, potentials, bests)))

@@ -40,6 +40,7 @@ _TILE_SHARE = 0.5
 _LARGE = 1 << 27
 
 
+@torch.compiler.disable
 def tiled(problem: Problem, plan: AttentionPlan) -> Tensor:
     """(B, H, Nq, Dv), exact to the plan's tolerance. Leaves in the plan how many pairs it has computed."""
     plan.pairs_read = 0.0
@@ -49,7 +50,7 @@ def tiled(problem: Problem, plan: AttentionPlan) -> Tensor:
     for number, reach in enumerate(plan.reaches):
         members = list(range(heads)) if reach.heads is None else reach.heads
         for some in [[h] for h in members] if one_by_one else [members]:
-            out, pairs = _attend(problem.of_heads(some), plan, number, some)
+            out, pairs = _attend(problem.of_heads(some), plan.widest(), number, some)
             plan.pairs_read += pairs * len(some) / heads
             if len(some) == heads:
                 return out
@@ -86,7 +87,9 @@ def _attend(problem: Problem, plan: AttentionPlan, number: int, heads: list[int]
     )
     out = _TiledAttention.apply(*wide, where_q, where_k, weight, loop, *problem.encoding.parameters())
     if loop.short > 0:  # the lists end too early for these logits
-        longer = plan.wider(float(loop.reach.limit.max()) + loop.short + 1.0, problem.encoding_of_all)
+        limit = float(loop.reach.limit.max())
+        more = loop.short + 1.0 if weight is None else max(loop.short + 1.0, limit)  # weights below 1 look further
+        longer = plan.wider(limit + more, problem.encoding_of_all)
         return _attend(problem, longer, number, heads)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
@@ -293,7 +296,7 @@ class _TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() and grad.requires_grad:
+        if torch.is_grad_enabled():  # a graph of this pass was asked for
             raise NotImplementedError(
                 "the tiled backend has no second derivatives: take backend='reference', which has them"
             )

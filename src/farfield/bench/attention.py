@@ -74,7 +74,7 @@ def benchmark_attention(scales: tuple[int, ...] = (1, 2, 4, 10), say: Callable[[
 def _measure(scale: int, encoding: Encoding) -> dict[str, Any]:
     points = jittered_cloud(scale)
     q, k, v = _random(len(points))
-    _reset_peak()
+    reset_peak_memory()
     before = process_memory()
     start = time.perf_counter()
     plan = _planned(points, encoding=encoding)
@@ -238,7 +238,7 @@ def process_memory(field: str = "VmRSS") -> int:
     return 1024 * int(line.split()[1])
 
 
-def _reset_peak() -> None:
+def reset_peak_memory() -> None:
     if Path("/proc/self/clear_refs").exists():
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -82,20 +82,37 @@ def bench_solvers(
 
 @bench.command("inference")
 def bench_inference(
-    model: Annotated[str, typer.Option(help="An urban-wind model: a shipped name, or a run's folder.")],
-    data: Annotated[Path, typer.Option(help="A dataset of `farfield generate urban-wind`.")],
+    model: Annotated[str, typer.Option(help="A shipped name, or a run's folder.")],
+    data: Annotated[Path, typer.Option(help="A dataset of `farfield generate` for its problem.")],
     json_file: Json = None,
     cases: Annotated[int, typer.Option(min=1, help="Test cities of each scale.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Predictions of each: the fastest time, the mean error.")] = 3,
     solve: Annotated[bool, typer.Option(help="Run OpenFOAM beside it, instead of the recorded times.")] = False,
 ) -> None:
-    """Time of a predicted wind against OpenFOAM's for s = 1, 2, 5, with the error; dense against tiled attention.
+    """Time of a prediction against its solver's, with the error and by the size of the domain.
+
+    Urban wind: against OpenFOAM for s = 1, 2, 5, and dense against tiled attention. Problems of steps: against our own
+    solver for s = 1, 3, 10, with the memory.
 
     Example: `farfield bench inference --model urban-wind-laape --data data/urban-wind --json benchmarks/inference.json`
     """
     from farfield.api import load
     from farfield.bench.inference import benchmark_inference, markdown
+    from farfield.prediction.stepping import Predictor
+    from farfield.problems import problem_of
+    from farfield.problems.generation import GridGeneration
+    from farfield.runs.run import Run
 
+    run = Run.find(model)
+    generation = problem_of(run).generation
+    if isinstance(generation, GridGeneration):
+        from farfield.bench import steps
+
+        measured = steps.benchmark_steps(
+            Predictor.load(run, "cpu"), run, generation, data, repeats=repeats, say=console.print
+        )
+        _keep(measured, steps.markdown, json_file)
+        return
     predictor = load(model, device="cpu")  # one core, as OpenFOAM
     results = benchmark_inference(predictor, data, cases=cases, repeats=repeats, solve=solve, say=console.print)
     _keep(results, markdown, json_file)

@@ -246,16 +246,21 @@ class Dataset:
         found = {"states": fields, "inputs": inputs, "parameters": parameters}
         if spec.kind == "stepping":
             found["changes"] = changes
+        # a vector may have a component that is always zero, and an input may be the same everywhere: nothing is lost
+        harmless = {part for parts in spec.vectors.values() for part in parts} | set(spec.inputs)
         for kind, moments in found.items():
             names = {"inputs": spec.inputs, "parameters": spec.parameters}.get(kind, spec.fields)
             for name, spread, mean in zip(names, moments.std, moments.mean, strict=True):
-                if not spread > 1e-9 * abs(mean):
+                if not spread > 1e-9 * abs(mean) and name not in harmless:
                     what = {"changes": "never changes from one state to the next", "parameters": "is the same in all"}
                     raise ValueError(
                         f"{name} {what.get(kind, 'is constant')} in the training simulations: nothing can be learned "
                         f"{'of' if kind in ('states', 'changes') else 'from'} it; leave it out"
                     )
-        return {k: {"mean": m.mean.tolist(), "std": m.std.tolist()} for k, m in found.items()}
+        return {
+            k: {"mean": m.mean.tolist(), "std": np.where(m.std > 1e-9 * np.abs(m.mean), m.std, 1.0).tolist()}
+            for k, m in found.items()
+        }
 
     def __str__(self) -> str:
         spec, first = self.spec, self.source.cloud(0)
@@ -285,13 +290,18 @@ class Dataset:
                 f"{spacing}, {boundary}"
             )
         lengths = ", ".join(f"{length:.3g}" for length in self.decay_lengths())
-        lines.append(f"  {'proposed':<11} decay lengths {lengths} {spec.length_unit}, a quarter of the domain".rstrip())
+        lines.append(f"  {'proposed':<11} decay lengths {lengths} {spec.length_unit}".rstrip())
         lines += [f"  {'note':<11} {note}" for note in self.notes]
         return "\n".join(line.replace("  apart", " apart").replace(" , ", ", ") for line in lines)
 
     def decay_lengths(self) -> tuple[float, ...]:
-        """Proposed along each axis, in the data's unit of length: at most a quarter of the domain."""
-        return tuple(extent / 4 for extent in self.spec.training_extent)
+        """Proposed along each axis, in the data's unit of length: a quarter of the largest displacement in training.
+
+        That is the domain's width, the paper's quarter rule; of a periodic axis half the period, for keys are seen at
+        their nearest image.
+        """
+        bounded = self.spec.bounded
+        return tuple(e / (4 if i in bounded else 8) for i, e in enumerate(self.spec.training_extent))
 
     # --- where it goes -----------------------------------------------------------------------------------------------
     def save(self, folder: str | Path, splits: Mapping[str, Sequence[int]] | None = None) -> Path:

@@ -129,7 +129,7 @@ class PatchConfig(Strict):
     levels: tuple[int, ...] = ()
     """Features of the U-Net's levels between cells and tokens, the finest first."""
     mixing: bool = False
-    """Let the blocks' point-wise networks see the neighbouring tokens, by a convolution of each channel."""
+    """Let the blocks' networks see the neighbouring tokens, by a convolution; else they are point-wise."""
 
 
 class ModelConfig(SizeConfig):

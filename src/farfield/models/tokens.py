@@ -88,7 +88,7 @@ class PatchTokens:
     periodic: bool | tuple[bool, ...] = False
     levels: tuple[int, ...] = ()
     mixing: bool = False
-    """Whether the point-wise networks of the blocks also see the neighbouring tokens."""
+    """Whether the blocks' networks see the neighbouring tokens (a convolution) or are point-wise."""
 
     def periodic_axes(self, space_dim: int) -> tuple[bool, ...]:
         """One answer per axis."""
@@ -105,6 +105,8 @@ class PatchTokens:
         return tuple(float(s) for s in given)
 
 
+# Without gradients, convolutions on cells take so many cells at a time.
+_STRIP = 1 << 17
 _CONVOLUTION = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -197,27 +199,52 @@ class Convolutions(nn.Module):
             nn.init.kaiming_normal_(weight, nonlinearity="relu")
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(features)) for _ in self.weights)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, n...) -> (B, features, n...)"""
-        one = (1,) * self.space_dim
+    def forward(self, *parts: Tensor) -> Tensor:
+        """Parts (B, C_i, n...) of the channels -> (B, features, n...).
+
+        Without gradients strip by strip along the first axis: a large domain is never copied as a whole.
+        """
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            x = F.gelu(_CONVOLUTION[self.space_dim](padded(x, one, one, self.periodic), weight, bias))
-        return x
+            cells = parts[0].shape[2:]
+            strip = cells[0] if torch.is_grad_enabled() else max(8, _STRIP * cells[0] // math.prod(cells))
+            done = [
+                self._layer(parts, weight, bias, first, min(first + strip, cells[0]))
+                for first in range(0, cells[0], strip)
+            ]
+            parts = (done[0] if len(done) == 1 else torch.cat(done, dim=2),)
+        return parts[0]
+
+    def _layer(self, parts: Sequence[Tensor], weight: Tensor, bias: Tensor, first: int, last: int) -> Tensor:
+        """gelu(conv(parts)) in the rows ``first`` to ``last`` of the first axis."""
+        size = parts[0].shape[2]
+        around = (0, 0) if (first, last) == (0, size) else (first - 1, last + 1)
+        inner = (1 if around == (0, 0) else 0, *(1,) * (self.space_dim - 1))
+        if around != (0, 0):
+            index = torch.arange(*around, device=parts[0].device)
+            index = index % size if self.periodic[0] else index.clamp(0, size - 1)
+            parts = [part.index_select(2, index) for part in parts]
+        x = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
+        x = padded(x, inner, inner, self.periodic)
+        return F.gelu(_CONVOLUTION[self.space_dim](x, weight, bias))
 
 
-class NeighbourMixer(nn.Module):
-    """Each channel of a grid of tokens convolved over its 3^P neighbours; zero at first."""
+class NeighbourNetwork(nn.Module):
+    """linear(gelu(conv(x))) on a grid of tokens, 3 tokens wide: the block's network, which here sees the neighbours."""
 
-    def __init__(self, features: int, space_dim: int, periodic: tuple[bool, ...]):
+    def __init__(self, width: int, inner: int, space_dim: int, periodic: tuple[bool, ...]):
         super().__init__()
         self.periodic, self.space_dim = periodic, space_dim
-        self.weight = nn.Parameter(torch.zeros(features, 1, *(3,) * space_dim))
+        self.weight = nn.Parameter(torch.empty(inner, width, *(3,) * space_dim))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        self.bias = nn.Parameter(torch.zeros(inner))
+        self.out = nn.Linear(inner, width)
 
     def forward(self, x: Tensor, grid: Sequence[int]) -> Tensor:
         """Tokens (B, N, W) of a grid -> (B, N, W)."""
         one = (1,) * self.space_dim
         y = padded(x.transpose(1, 2).unflatten(2, tuple(grid)), one, one, self.periodic)
-        return _CONVOLUTION[self.space_dim](y, self.weight, groups=len(self.weight)).flatten(2).transpose(1, 2)
+        y = _CONVOLUTION[self.space_dim](y, self.weight, self.bias)
+        return self.out(F.gelu(y.flatten(2).transpose(1, 2)))
 
 
 class Patches(nn.Module):
@@ -317,6 +344,6 @@ class Patches(nn.Module):
         if self.out is None:
             return exactly(self.scatter, x, cells)
         for level in reversed(range(len(kept))):
-            up = self.scatter if level == len(kept) - 1 else self.refine[level]
-            x = self.outward[level](torch.cat([up(x, kept[level].shape[2:]), kept[level]], dim=1))
+            up = self.scatter if level == len(self.refine) else self.refine[level]
+            x = self.outward[level](up(x, kept[level].shape[2:]), kept.pop())
         return exactly(self.out, x, cells)

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import AllPairs, AttentionPlan, Encoding, local_attention, plan_attention, shared_positions
-from farfield.attention.grid import GridPlan, grid_attention, grid_plan, reach_of
-from farfield.models.tokens import NeighbourMixer, Patches, PatchTokens, apply_on_cells, exactly, grid_of
+from farfield.models.tokens import NeighbourNetwork, Patches, PatchTokens, apply_on_cells, exactly, grid_of
 
 # Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
 _CHUNK = 16_384
@@ -66,15 +65,12 @@ class Attention(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        positions: Tensor | GridPlan,
+        positions: Tensor,
         key_positions: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """Attend and project back to (B, Nq, W); ``options`` go to :func:`local_attention`."""
-        if isinstance(positions, GridPlan):
-            y = grid_attention(q, k, v, positions, self.encoding)
-        else:
-            y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
+        y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
         return pointwise(self.out, y.transpose(1, 2).flatten(-2))
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -86,7 +82,8 @@ class Block(nn.Module):
 
         x <- x + attention((1 + a) norm(x) + b);   x <- x + mlp((1 + c) norm(x) + d);   (a, b, c, d) = linear(condition)
 
-    The linear map begins at zero: a block learns from there how much the condition matters to it.
+    The linear map begins at zero: a block learns from there how much the condition matters to it. ``network`` is the
+    mlp, point-wise unless given.
     """
 
     def __init__(
@@ -95,15 +92,15 @@ class Block(nn.Module):
         heads: int,
         encoding: Encoding,
         expansion: int = 4,
-        mixer: nn.Module | None = None,
+        network: NeighbourNetwork | None = None,
         conditioned: bool = False,
     ):
         super().__init__()
-        self.mixer = mixer
         self.norm_attention = nn.LayerNorm(width)
         self.attention = Attention(width, heads, encoding)
         self.norm_mlp = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
+        inner = expansion * width
+        self.mlp = network or nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
         if conditioned:
             self.modulate = nn.Linear(width, 4 * width)
             nn.init.zeros_(self.modulate.weight)
@@ -112,12 +109,12 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        positions: Tensor | GridPlan,
+        positions: Tensor,
         grid: tuple[int, ...] | None = None,
         condition: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Points (B, N, W) that attend to one another, under a condition (B, 1, W); a mixer is told their grid."""
+        """Points (B, N, W) that attend to one another, under a condition (B, 1, W); ``grid`` is the shape of theirs."""
         normed, then = pointwise(self.norm_attention, x), None
         if condition is not None:
             scale, shift, *then = exactly(self.modulate, condition).chunk(4, dim=-1)
@@ -125,11 +122,11 @@ class Block(nn.Module):
         q, (k, v) = self.attention.queries(normed), self.attention.keys_values(normed)
         del normed  # a gigabyte and a half for two million points
         attended = self.attention.read(q, k, v, positions, **options)
-        if self.mixer is None:
+        if not isinstance(self.mlp, NeighbourNetwork):
             return self._add(x, attended, then)
+        assert grid is not None
         x = x + attended
-        hidden = self.mlp[0](self._normed(x, then))
-        return x + self.mlp[2](self.mlp[1](hidden + self.mixer(hidden, grid)))
+        return x + self.mlp(self._normed(x, then), grid)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What points (B, N, W) offer to readers: twice (B, H, N, W / H)."""
@@ -218,13 +215,13 @@ class TransformerOperator(nn.Module):
             self.cell_spacing = tokens.cell_spacing(space_dim)
             self.token_spacing = tuple(tokens.patch * s for s in self.cell_spacing)
 
-        def mixer() -> nn.Module | None:
+        def network() -> NeighbourNetwork | None:
             if tokens is None or not tokens.mixing:
                 return None
-            return NeighbourMixer(expansion * width, space_dim, tokens.periodic_axes(space_dim))
+            return NeighbourNetwork(width, expansion * width, space_dim, tokens.periodic_axes(space_dim))
 
         self.blocks = nn.ModuleList(
-            Block(width, heads, copy.deepcopy(encoding), expansion, mixer(), conditions > 0) for _ in range(depth)
+            Block(width, heads, copy.deepcopy(encoding), expansion, network(), conditions > 0) for _ in range(depth)
         )
         if conditions:
             self.condition = nn.Sequential(nn.Linear(conditions, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
@@ -232,13 +229,6 @@ class TransformerOperator(nn.Module):
         if tokens is None:
             self.project = nn.Linear(width, out_features)
         self._last_plan: tuple | None = None
-
-    @property
-    def encoding(self) -> Encoding:
-        """The first block's encoding: all blocks have its like, but learn their own decay lengths where asked."""
-        block = self.blocks[0]
-        assert isinstance(block, Block)
-        return block.attention.encoding
 
     def on_grid(self, fields: Tensor, conditions: Tensor | None = None) -> Tensor:
         """Fields (B, in, n_1, ..., n_P) on the cells of a whole grid -> (B, out, n_1, ..., n_P)."""
@@ -267,13 +257,8 @@ class TransformerOperator(nn.Module):
         return apply_on_cells(functools.partial(self.on_grid, conditions=conditions), features, cells, rows)
 
     def _places(self, tokens: tuple[int, ...], like: Tensor) -> dict[str, Any]:
-        """Where the tokens are: the windows of a local encoding, or positions where all pairs count."""
+        """Where the tokens are, and after which lengths they repeat."""
         spacing, periodic = self.token_spacing, self.patches.periodic
-        if self.backend == "auto":
-            reach = reach_of(self.encoding, spacing, self.tolerance)
-            plan = reach and grid_plan(tokens, spacing, periodic, reach)
-            if plan:
-                return {"positions": plan}
         axes = [torch.arange(n, dtype=torch.float64) * s for n, s in zip(tokens, spacing, strict=True)]
         positions = torch.cartesian_prod(*axes).reshape(-1, len(tokens)).to(like.device)
         period = [n * s if p else None for n, s, p in zip(tokens, spacing, periodic, strict=True)]
@@ -321,7 +306,7 @@ class TransformerOperator(nn.Module):
     def _through_blocks(
         self,
         x: Tensor,
-        positions: Tensor | GridPlan,
+        positions: Tensor,
         *,
         grid: tuple[int, ...] | None = None,
         conditions: Tensor | None = None,
@@ -336,17 +321,15 @@ class TransformerOperator(nn.Module):
             raise ValueError(f"this network has no conditions, got some of the shape {given}")
         if conditions is not None:
             options["condition"] = exactly(self.condition, conditions)[:, None]
-        if not isinstance(positions, GridPlan):
-            if (
-                not self.encoding.local
-            ):  # it would see endless images of every key: to RoPE, a domain is what it is shown
-                period = None
-            positions = shared_positions(positions)
-            if plan is None and x.shape[0] and x.shape[1] and not torch.compiler.is_compiling():
-                plan = self._plan_of(positions, len(x), period)
-                if not positions.requires_grad and positions.ndim == plan.cloud.query_positions.ndim:
-                    positions = plan.cloud.query_positions  # blocks see at once that these are the plan's own
-            options |= {"period": period, "plan": plan, "backend": self.backend if plan is None else plan.backend}
+        encoding = next(module for module in self.blocks.modules() if isinstance(module, Encoding))  # all are alike
+        if not encoding.local:  # it would see endless images of every key: to RoPE, a domain is what it is shown
+            period = None
+        positions = shared_positions(positions)
+        if plan is None and x.shape[0] and x.shape[1] and not torch.compiler.is_compiling():
+            plan = self._plan_of(positions, len(x), period)
+            if not positions.requires_grad and positions.ndim == plan.cloud.query_positions.ndim:
+                positions = plan.cloud.query_positions  # blocks see at once that these are the plan's own
+        options |= {"period": period, "plan": plan, "backend": self.backend if plan is None else plan.backend}
         for block in self.blocks:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, positions, grid, use_reentrant=False, **options)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from farfield.training.loop import Task
 
 _HEADS = 4
-_TOKENS = 1600  # of a grid with more cells, patches are the tokens
+_TOKENS, _LARGEST_PATCH = 512, 4  # of a grid with more cells, patches are the tokens
 
 
 def own_problem(spec: SampleSpec) -> OwnProblem:
@@ -67,17 +67,17 @@ class OwnProblem(Problem):
 def default_run(data: Dataset, folder: str, encoding: EncodingName, seed: int = 0) -> OwnRun:
     """What is learned from a dataset unless told otherwise: everything follows from its spacing, extent and size.
 
-    The widest head's decay length is a quarter of the domain, as the paper has it, the others' half, a quarter and an
+    The widest head's decay length is what :meth:`Dataset.decay_lengths` proposes, the others' half, a quarter and an
     eighth of that, but at least two spacings; rotary wavelengths run from two spacings to twice the widest support. On
     a grid of many cells, patches of them are the tokens.
     """
     spec, cloud = data.spec, data.source.cloud(0)
     scale = spec.position_scale
     spacing = max(spec.normalised_spacing)
-    quarter = [extent * factor / 4 for extent, factor in zip(spec.training_extent, scale, strict=True)]
+    quarter = [length * factor for length, factor in zip(data.decay_lengths(), scale, strict=True)]
     patch = 1
     if cloud.cells:
-        while len(cloud) > _TOKENS * patch**spec.space_dim and min(cloud.cells) >= 8 * patch:
+        while patch < _LARGEST_PATCH and len(cloud) > _TOKENS * patch**spec.space_dim and min(cloud.cells) >= 8 * patch:
             patch *= 2
     # no wider than what every axis allows, no narrower than two tokens
     lengths = [[max(q / 2**head, min(q, 2 * spacing * patch)) for q in quarter] for head in range(_HEADS)]

@@ -27,10 +27,10 @@ def cpu(encoding: EncodingName, dataset: str, seed: int = 0) -> SteppingRun:
     """Gray-Scott on a CPU, three hours of one core a run; results/ablations/ has what was tried.
 
     Tokens are patches of 8 x 8 cells inside the outer levels of a U-Net, so that whole domains are items and what
-    happens within a patch is learned by convolutions; attention is as short as a layer needs (6 to 10 cells, one
-    length per head). Rotary wavelengths begin at two tokens: shorter ones are noise. The loss is the error of the
-    tables, in which a nearly steady state counts as much as a violent one; every item is shown as one of the square's
-    eight mirror images.
+    happens within a patch is learned by convolutions, as are neighbouring tokens in the blocks' networks; attention is
+    as short as a layer needs (6 to 10 cells, one length per head). Rotary wavelengths begin at two tokens: shorter ones
+    are noise. The loss is the error of the tables, in which a nearly steady state counts as much as a violent one;
+    every item is shown as one of the square's eight mirror images.
     """
     return paper(encoding, dataset, seed).changed(
         {
@@ -38,6 +38,7 @@ def cpu(encoding: EncodingName, dataset: str, seed: int = 0) -> SteppingRun:
             "model.width": 128,
             "model.heads": 4,
             "model.depth": 3,
+            "model.expansion": 2,
             "model.tokens.patch": 8,
             "model.tokens.levels": [24, 48, 96],
             "model.tokens.mixing": True,

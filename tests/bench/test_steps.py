@@ -1,0 +1,19 @@
+"""What a step costs beside the solver's."""
+
+from farfield.bench.steps import benchmark_steps, markdown
+from farfield.prediction.stepping import Predictor
+from farfield.runs.run import Run
+
+
+def test_network_and_solver_take_the_same_step(reproduced):
+    plan, out, _ = reproduced
+    run = Run(out / "laape-seed0")
+    problem = plan.problem
+    results = benchmark_steps(
+        Predictor.load(run, "cpu"), run, problem.generation, plan.data, scales=["1", "2"], repeats=1, say=lambda _: None
+    )
+    assert [row["scale"] for row in results["rows"]] == ["1", "2"]
+    for row in results["rows"]:
+        assert row["network"]["wall"] > 0 and row["solver"]["wall"] > 0 and row["peak_bytes"] > 0
+        assert set(row["l1"]) == set(problem.spec.fields)
+    assert markdown(results).count("\n| ") == 3
