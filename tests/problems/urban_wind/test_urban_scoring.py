@@ -110,7 +110,7 @@ def test_a_random_share_of_the_cells_estimates_the_error_of_all(urban_reproduced
     evaluate(evaluated_run, scales=["1"], amount=Amount(draws=2), data=plan.data, console=QUIET)  # a share is not all
     assert json.loads((evaluated_run / "evaluation.json").read_text())["scales"]["1"] == {"cities": 2, "draws": 12}
     before = (evaluated_run / "evaluation.json").stat().st_mtime_ns
-    evaluate(evaluated_run, scales=["1"], amount=Amount(draws=2, cells=5), data=plan.data, console=QUIET)  # all are done
+    evaluate(evaluated_run, scales=["1"], amount=Amount(draws=2, cells=5), data=plan.data, console=QUIET)  # done
     assert (evaluated_run / "evaluation.json").stat().st_mtime_ns == before
 
 
