@@ -131,7 +131,7 @@ def test_a_run_of_a_problem_that_is_not_built_in_is_what_its_data_says(farfield,
     monkeypatch.delitem(PROBLEMS, "heat")
     predictor = ff.load("runs/mine")
     assert predictor.fields == ("T",) and predictor.problem == "heat"
-    rows = ff.evaluate("runs/mine", ["1", "3"])
+    rows = ff.evaluate("runs/mine", scales=["1", "3"])
     assert {row.scale for row in rows} == {"1", "3"}
     assert "<h2>heat</h2>" in report(["runs/mine"], "report").read_text()
     farfield("train", "--config", "runs/mine/config.yaml", "--out", "runs/again")
@@ -144,7 +144,7 @@ def test_a_folder_of_an_older_version_is_read(farfield, tmp_path):
     """It says ``case`` where we say ``problem``, in its settings, its data and its rows."""
     farfield("generate", "heat", "--preset", "quick")
     farfield("train", "heat", "--preset", "quick", "--out", "runs/old")
-    rows = ff.evaluate("runs/old", ["1"])
+    rows = ff.evaluate("runs/old", scales=["1"])
     run = tmp_path / "runs/old"
     for name in ("config.yaml", "dataset.json", "evaluation.csv"):
         text = (run / name).read_text()
@@ -157,7 +157,7 @@ def test_a_folder_of_an_older_version_is_read(farfield, tmp_path):
         header["spec"]["case"] = header["spec"].pop("problem")
         file.attrs["farfield"] = json.dumps(header)
     assert "already complete" in farfield("generate", "heat", "--preset", "quick")
-    assert ff.evaluate("runs/old", ["1"]) == rows
-    assert {row.scale for row in ff.evaluate("runs/old", ["2"])} == {"1", "2"}
+    assert ff.evaluate("runs/old", scales=["1"]) == rows
+    assert {row.scale for row in ff.evaluate("runs/old", scales=["2"])} == {"1", "2"}
     farfield("train", "--resume", "runs/old")
     assert yaml.safe_load((run / "config.yaml").read_text())["case"] == "heat"

@@ -127,7 +127,7 @@ def test_without_attention_there_are_no_heads(columns: ColumnRun) -> None:
 
 
 def test_a_trained_network_is_loaded_and_scored(trained: Run, urban_data: Path) -> None:
-    rows = evaluate(trained.folder, ["1", "2"], amount=Amount(draws=1), console=Console(quiet=True))
+    rows = evaluate(trained.folder, scales=["1", "2"], amount=Amount(draws=1), console=Console(quiet=True))
     found = {(row.scale, row.field, row.metric): row.value for row in rows}
     predictor = load(trained.folder, device="cpu")
     assert repr(predictor) == "ColumnPredictor(laape: velocity, pressure, k, epsilon of the wind around buildings)"

@@ -88,7 +88,7 @@ def test_what_is_done_is_not_done_again(urban_reproduced, evaluated_run):
     before = path.stat().st_mtime_ns
     evaluate(evaluated_run, amount=Amount(draws=2), data=plan.data, console=QUIET)
     assert path.stat().st_mtime_ns == before
-    evaluate(evaluated_run, ["2"], amount=Amount(draws=3), data=plan.data, console=QUIET)
+    evaluate(evaluated_run, scales=["2"], amount=Amount(draws=3), data=plan.data, console=QUIET)
     assert json.loads((evaluated_run / "evaluation.json").read_text())["scales"]["2"] == {"cities": 1, "draws": 3}
     assert {row.samples for row in read_rows(path) if row.scale == "2"} == {3}
 
@@ -99,7 +99,7 @@ def test_a_random_share_of_the_cells_estimates_the_error_of_all(urban_reproduced
     smallest = min(len(UrbanWindFiles(plan.data).load("test", n).positions) for n in (4, 6))
     amount = Amount(draws=12, cells=3 * smallest // 4)
     (evaluated_run / "evaluation.json").unlink()  # of what is done to the full, no share would be measured
-    evaluate(evaluated_run, ["1"], amount=amount, data=plan.data, console=QUIET)
+    evaluate(evaluated_run, scales=["1"], amount=amount, data=plan.data, console=QUIET)
     rows = [r for r in read_rows(evaluated_run / "evaluation.csv") if r.scale == "1" and r.metric.startswith("l1")]
     assert {r.samples for r in rows} == {24}
     for row in rows:
@@ -107,23 +107,23 @@ def test_a_random_share_of_the_cells_estimates_the_error_of_all(urban_reproduced
         assert row.value == pytest.approx(everywhere[row[4:6]], rel=0.15)
     done = json.loads((evaluated_run / "evaluation.json").read_text())["scales"]["1"]
     assert done == {"cities": 2, "draws": 12, "cells": 3 * smallest // 4}
-    evaluate(evaluated_run, ["1"], amount=Amount(draws=2), data=plan.data, console=QUIET)  # a share is not all
+    evaluate(evaluated_run, scales=["1"], amount=Amount(draws=2), data=plan.data, console=QUIET)  # a share is not all
     assert json.loads((evaluated_run / "evaluation.json").read_text())["scales"]["1"] == {"cities": 2, "draws": 12}
     before = (evaluated_run / "evaluation.json").stat().st_mtime_ns
-    evaluate(evaluated_run, ["1"], amount=Amount(draws=2, cells=5), data=plan.data, console=QUIET)  # all are done
+    evaluate(evaluated_run, scales=["1"], amount=Amount(draws=2, cells=5), data=plan.data, console=QUIET)  # done
     assert (evaluated_run / "evaluation.json").stat().st_mtime_ns == before
 
 
 def test_bad_input_is_named(urban_reproduced, evaluated_run, tmp_path):
     plan, *_ = urban_reproduced
     with pytest.raises(ValueError, match="urban-wind has cities at s = 1, 2, 5, got 3"):
-        evaluate(evaluated_run, ["1", "3"], data=plan.data, console=QUIET)
+        evaluate(evaluated_run, scales=["1", "3"], data=plan.data, console=QUIET)
     with pytest.raises(FileNotFoundError, match="not an urban-wind dataset"):
         evaluate(evaluated_run, data=tmp_path, console=QUIET)
     shutil.copytree(plan.data, tmp_path / "small")
     (tmp_path / "small" / "volume_vls_0.vtk").unlink()
     with pytest.raises(ValueError, match="has no neutral cities at s = 5"):
-        evaluate(evaluated_run, ["5"], data=tmp_path / "small", console=QUIET)
+        evaluate(evaluated_run, scales=["5"], data=tmp_path / "small", console=QUIET)
     (evaluated_run / "best.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="has the run reached its first validation"):
         evaluate(evaluated_run, data=plan.data, console=QUIET)
