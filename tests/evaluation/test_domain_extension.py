@@ -85,12 +85,12 @@ def test_what_is_done_is_not_done_again(reproduced, run_copy):
     path = run_copy / "evaluation.csv"
     before = path.read_bytes(), path.stat().st_mtime_ns
     rows = read_rows(path)
-    evaluate(run_copy, ["1", "3"], amount=Amount(2, 1), data=plan.data, console=QUIET)  # less than is there
+    evaluate(run_copy, scales=["1", "3"], amount=Amount(2, 1), data=plan.data, console=QUIET)  # less than is there
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
     record = json.loads((run_copy / "evaluation.json").read_text())
     del record["scales"]["2"]  # as if it had been killed before the end of s = 2
     (run_copy / "evaluation.json").write_text(json.dumps(record))
-    again = evaluate(run_copy, ["1", "2", "3"], data=plan.data, console=QUIET)
+    again = evaluate(run_copy, scales=["1", "2", "3"], data=plan.data, console=QUIET)
     assert [row for row in again if row.metric != "seconds"] == [row for row in rows if row.metric != "seconds"]
     assert read_rows(path) == again
     assert path.stat().st_mtime_ns != before[1]
@@ -100,8 +100,8 @@ def test_nothing_is_known_worse_than_before(reproduced, run_copy):
     """More rollouts from fewer pairs: the pairs stay as many as they were."""
     plan, *_ = reproduced
     (run_copy / "evaluation.json").unlink()
-    few = evaluate(run_copy, ["1"], amount=Amount(4, 1), data=plan.data, console=QUIET)
-    more = evaluate(run_copy, ["1"], amount=Amount(1, 2), data=plan.data, console=QUIET)
+    few = evaluate(run_copy, scales=["1"], amount=Amount(4, 1), data=plan.data, console=QUIET)
+    more = evaluate(run_copy, scales=["1"], amount=Amount(1, 2), data=plan.data, console=QUIET)
     done = json.loads((run_copy / "evaluation.json").read_text())
     assert done["scales"]["1"] == {"pairs": 4, "rollouts": 2}
     assert len(done["commands"]) == 1
@@ -116,7 +116,7 @@ def test_other_data_is_evaluated_anew(reproduced, run_copy, tmp_path):
     with h5py.File(path, "r+") as file:
         for field in file["t0_fields"].values():
             field[...] = field[...][:, ::-1]
-    after = evaluate(run_copy, ["1"], data=other, console=QUIET)
+    after = evaluate(run_copy, scales=["1"], data=other, console=QUIET)
     steps = [[row.value for row in rows if row.metric == "l1_step"] for rows in (before, after)]
     assert steps[0][:2] != steps[1][:2] and steps[0][2:] == steps[1][2:]  # of s = 1, and of s = 2 and 3
 
@@ -130,7 +130,7 @@ def test_two_states_are_enough(reproduced, run_copy, tmp_path):
             values, attributes = field[:, :2], dict(field.attrs)
             del file["t0_fields"][name]
             file["t0_fields"].create_dataset(name, data=values).attrs.update(attributes)
-    rows = evaluate(run_copy, ["1"], data=short, console=QUIET)
+    rows = evaluate(run_copy, scales=["1"], data=short, console=QUIET)
     assert {row.horizon for row in rows if row.metric == "l1_rollout" and row.scale == "1"} == {1}
 
 
@@ -141,7 +141,7 @@ def test_other_weights_are_evaluated_anew(reproduced, run_copy):
         parameter.zero_()
     save_weights(run_copy / "best.safetensors", model)
     load_weights(run_copy / "best.safetensors", model)
-    rows = evaluate(run_copy, ["1"], amount=Amount(3, 0), data=plan.data, console=QUIET)
+    rows = evaluate(run_copy, scales=["1"], amount=Amount(3, 0), data=plan.data, console=QUIET)
     assert {row.scale for row in rows} == {"1"}
     assert {row.samples for row in rows if row.metric == "l1_step"} <= {1, 2, 3}
     assert not [row for row in rows if row.metric == "l1_rollout"]
@@ -159,24 +159,24 @@ def test_rows_survive_the_file(tmp_path):
 def test_bad_input_is_named(reproduced, run_copy, tmp_path):
     plan, *_ = reproduced
     with pytest.raises(ValueError, match=r"no test data at s = 50, only at 1, 2, 3: make it with `farfield generate"):
-        evaluate(run_copy, ["1", "50"], data=plan.data, console=QUIET)
+        evaluate(run_copy, scales=["1", "50"], data=plan.data, console=QUIET)
     with pytest.raises(ValueError, match="expected scales like 1, 10 or 2x1, got 'ten'"):
-        evaluate(run_copy, ["ten"], data=plan.data, console=QUIET)
+        evaluate(run_copy, scales=["ten"], data=plan.data, console=QUIET)
     with pytest.raises(FileNotFoundError, match="no test data in"):
-        evaluate(run_copy, ["1"], data=tmp_path, console=QUIET)
+        evaluate(run_copy, scales=["1"], data=tmp_path, console=QUIET)
     (run_copy / "evaluation.json").unlink()
     with pytest.raises(ValueError, match="nothing to evaluate at s = 1"):
-        evaluate(run_copy, ["1"], amount=Amount(0, 0), data=plan.data, console=QUIET)
+        evaluate(run_copy, scales=["1"], amount=Amount(0, 0), data=plan.data, console=QUIET)
     (run_copy / "evaluation.json").write_text('{"weights": ')
     with pytest.raises(ValueError, match=r"evaluation.json is damaged"):
-        evaluate(run_copy, ["1"], data=plan.data, console=QUIET)
+        evaluate(run_copy, scales=["1"], data=plan.data, console=QUIET)
     with pytest.raises(ValueError, match="is not a run"):
-        evaluate(tmp_path, ["1"], data=plan.data, console=QUIET)
+        evaluate(tmp_path, scales=["1"], data=plan.data, console=QUIET)
     described = json.loads((run_copy / "dataset.json").read_text())
     described["spec"]["time_step"] = 7.0
     (run_copy / "dataset.json").write_text(json.dumps(described))
     with pytest.raises(ValueError, match=r"was trained on other data than .*: time_step is 7.0 there and"):
-        evaluate(run_copy, ["1"], data=plan.data, console=QUIET)
+        evaluate(run_copy, scales=["1"], data=plan.data, console=QUIET)
     shutil.copy(__file__, tmp_path / "rows.csv")
     with pytest.raises(ValueError, match="is not a table of results: expected the columns problem, encoding"):
         read_rows(tmp_path / "rows.csv")

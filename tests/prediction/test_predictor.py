@@ -102,7 +102,7 @@ def test_bad_input_is_named(at_hand):
         predictor.step(fields, np.concatenate([points, points], axis=1))
     with pytest.raises(ValueError, match="positions must be finite"):
         predictor.step(fields, points * np.inf)
-    with pytest.raises(ValueError, match="boundary must have the positions' shape"):
+    with pytest.raises(ValueError, match=r"boundary must have the shape \(\d+, \d\), one column for each axis"):
         predictor.step(fields, points, boundary=np.zeros(3))
     with pytest.raises(ValueError, match="at least 0"):
         predictor.rollout(fields, points, -1)
@@ -174,7 +174,9 @@ def test_models_that_are_none_are_named(run_copy, tmp_path):
     with pytest.raises(FileNotFoundError, match="no weights at"):
         ff.load(run_copy)
     (run_copy / "dataset.json").write_text(json.dumps({"spec": {}}))
-    with pytest.raises(ValueError, match="does not describe a trained model: KeyError: 'fields'"):
+    with pytest.raises(
+        ValueError, match=r"(?s)does not describe a trained model: ValidationError: .*\bfields\n  Field required"
+    ):
         ff.load(run_copy)
     (run_copy / "dataset.json").write_text('{"spec": ')
     with pytest.raises(ValueError, match="is damaged"):

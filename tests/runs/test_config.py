@@ -189,7 +189,7 @@ def test_encodings_are_what_their_settings_say():
     laape = EncodingConfig(name="laape", decay_length_plus=[[10], [20]], decay_length_minus=30).build(2, 8)
     assert isinstance(laape, ff.LAAPE) and laape.heads() == 2
     rope = EncodingConfig(name="rope", rotary={"min_wavelength": 16, "max_wavelength": 500}).build(2, 8)
-    assert isinstance(rope, ff.RoPE) and rope.min_wavelength == 16
+    assert isinstance(rope, ff.RoPE) and rope.rotary.min_wavelength == 16
     assert EncodingConfig(name="laspe", decay_length=50, rotary=None).build(2, 8).rotary is None
     assert EncodingConfig(name="alibi", decay_length=50).build(2, 8).slope == 1 / 50
     assert EncodingConfig(name="window", decay_length=50).build(2, 8).radius == 100
