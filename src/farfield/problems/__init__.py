@@ -10,6 +10,7 @@ from farfield.data.dataset import open_dataset
 from farfield.data.spec import SampleSpec
 from farfield.problems.own import own_problem
 from farfield.problems.problem import Problem, SteppingProblem
+from farfield.report.saved import Presentation
 from farfield.runs.run import Run
 
 # A problem, or the module that defines it as PROBLEM, which is imported when it is asked for.
@@ -31,14 +32,24 @@ def problem_named(name: str) -> Problem:
 
 def problem_of(run: Run) -> Problem:
     """The problem of a run's folder: a built-in one by its name, else what its data says that it is."""
-    name = run.settings()["problem"]
-    return problem_named(name) if name in PROBLEMS else own_problem(SampleSpec.model_validate(run.dataset()["spec"]))
+    settings = run.settings()
+    if settings["problem"] in PROBLEMS:
+        return problem_named(settings["problem"])
+    return _unnamed(settings, SampleSpec.model_validate(run.dataset()["spec"]))
 
 
 def problem_for(settings: Mapping[str, Any]) -> Problem:
     """The problem of a run that has yet to begin, from its settings."""
-    name = settings["problem"]
-    return problem_named(name) if name in PROBLEMS else own_problem(open_dataset(settings["dataset"]).spec)
+    if settings["problem"] in PROBLEMS:
+        return problem_named(settings["problem"])
+    return _unnamed(settings, open_dataset(settings["dataset"]).spec)
+
+
+def _unnamed(settings: Mapping[str, Any], spec: SampleSpec) -> Problem:
+    """A problem that is not built in: a user's data, or one of somebody's own generator (such runs choose samples)."""
+    if "sampling" in settings:
+        return SteppingProblem(settings["problem"], Presentation(settings["problem"]), spec)
+    return own_problem(spec)
 
 
 __all__ = ["PROBLEMS", "Problem", "SteppingProblem", "own_problem", "problem_for", "problem_named", "problem_of"]
