@@ -73,10 +73,11 @@ def test_the_search_finds_where_a_condition_ends():
 def tiny_predictor(encoding="laspe", decay_length=100.0):
     config = EncodingConfig(name=encoding, decay_length=decay_length)
     torch.manual_seed(0)
-    model = ModelConfig(width=24, depth=1, heads=2).build(config, 4, 2, 2)
+    model = ModelConfig(width=24, depth=1, heads=2).build(config, 4, 2, (1.0, 1.0))
     spec = {
         "problem": "gray-scott", "fields": ["U", "V"], "field_units": ["1", "1"], "axes": ["x", "y"],
         "training_extent": [32.0, 32.0], "spacing": [1.0, 1.0], "time_step": 50.0,
+        "length_unit": "1", "boundary": "wall", "time_unit": "1",
     }  # fmt: skip
     moments = {"mean": [0.0, 0.0], "std": [1.0, 1.0]}
     return Predictor(model, {"spec": spec, "states": moments, "changes": moments}, encoding)

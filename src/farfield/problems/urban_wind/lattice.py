@@ -26,7 +26,7 @@ Mask = NDArray[np.bool_]
 SPACING = 4.0  # m between columns, as between the cells of the data
 # The levels of the data's mesh: faces of cells that grow from 2 m at the ground.
 LEVELS: Array = np.concatenate([[0.0], np.cumsum(growing_cells(DOMAIN_HEIGHT, 2.0, GROWTH_UPWARD, 1.3 * SPACING))])
-RAYS = 4  # per column along each horizontal axis: solids are measured to a sixteenth of a column
+RAYS = 4  # its square is the number of rays per column; no two share an x or a y, so walls are seen to a 32nd of one
 
 
 @dataclass(frozen=True)
@@ -159,15 +159,16 @@ def _add_columns(
         ax, ay = a[0] - x0 - 1.7e-7, a[1] - y0 - 2.3e-7
         bx, by, cx, cy = b[0] - a[0], b[1] - a[1], c[0] - a[0], c[1] - a[1]
         area = bx * cy - by * cx
-        first_i = max(0, int(np.floor((ax + min(0.0, bx, cx)) / step - 0.5)))
-        last_i = min(RAYS * count_x - 1, int(np.ceil((ax + max(0.0, bx, cx)) / step - 0.5)))
-        first_j = max(0, int(np.floor((ay + min(0.0, by, cy)) / step - 0.5)))
-        last_j = min(RAYS * count_y - 1, int(np.ceil((ay + max(0.0, by, cy)) / step - 0.5)))
+        first_i = max(0, int(np.floor((ax + min(0.0, bx, cx)) / step - 1.0)))
+        last_i = min(RAYS * count_x - 1, int(np.ceil((ax + max(0.0, bx, cx)) / step)))
+        first_j = max(0, int(np.floor((ay + min(0.0, by, cy)) / step - 1.0)))
+        last_j = min(RAYS * count_y - 1, int(np.ceil((ay + max(0.0, by, cy)) / step)))
         sign = 1.0 if plan[t] > 0 else -1.0
         for j in range(first_j, last_j + 1):
-            dy = (j + 0.5) * step - ay
             for i in range(first_i, last_i + 1):
-                dx = (i + 0.5) * step - ax
+                # each ray of a column has an x and a y of its own: a wall along an axis passes them one by one
+                dx = (i + (j % RAYS + 0.5) / RAYS) * step - ax
+                dy = (j + (i % RAYS + 0.5) / RAYS) * step - ay
                 along_b, along_c = (dx * cy - dy * cx) / area, (dy * bx - dx * by) / area
                 if along_b < 0 or along_c < 0 or along_b + along_c > 1:
                     continue
