@@ -31,7 +31,7 @@ from farfield.data.arrays import (
     read_npz,
 )
 from farfield.data.source import Cloud, Moments, Selection, Source, each_state
-from farfield.data.spec import SampleSpec
+from farfield.data.spec import SampleSpec, grouped
 from farfield.data.vtk_names import ENDINGS
 from farfield.data.well_files import WellFiles
 from farfield.files import atomic_path, atomic_write_text
@@ -114,7 +114,7 @@ class Dataset:
         self.source, self.folder = source, folder
         self.notes = [*notes, *getattr(source, "notes", ())]
         self.splits = _checked_splits(splits, len(source)) if splits else default_splits(len(source))
-        self.given_splits = splits is not None
+        self._statistics: dict[str, dict[str, dict[str, list[float]]]] = {}
 
     # --- where it comes from ---------------------------------------------------------------------------------------
     @classmethod
@@ -231,6 +231,8 @@ class Dataset:
 
         Fields on a logarithmic scale are counted there.
         """
+        if split in self._statistics:  # they take a pass over all data
+            return self._statistics[split]
         spec, source = self.spec, self.split(split)
         fields, changes, inputs, parameters = Moments(), Moments(), Moments(), Moments()
         before: tuple[int, NDArray] | None = None
@@ -257,10 +259,11 @@ class Dataset:
                         f"{name} {what.get(kind, 'is constant')} in the training simulations: nothing can be learned "
                         f"{'of' if kind in ('states', 'changes') else 'from'} it; leave it out"
                     )
-        return {
+        self._statistics[split] = {
             k: {"mean": m.mean.tolist(), "std": np.where(m.std > 1e-9 * np.abs(m.mean), m.std, 1.0).tolist()}
             for k, m in found.items()
         }
+        return self._statistics[split]
 
     def __str__(self) -> str:
         spec, first = self.spec, self.source.cloud(0)
@@ -354,10 +357,12 @@ class Dataset:
                 yield "boundary", cloud.flags
         if spec.kind == "steady":
             values = values[0]
-        for name, columns in _grouped(spec.fields, spec):
+        for name, parts in grouped(spec.fields, spec).items():
+            columns = [spec.fields.index(part) for part in parts]
             group = "states" if spec.kind == "stepping" else "outputs"
             yield f"{group}/{name}", _shaped(values[..., columns], shape, name in spec.vectors)
-        for name, columns in _grouped(spec.inputs, spec):
+        for name, parts in grouped(spec.inputs, spec).items():
+            columns = [spec.inputs.index(part) for part in parts]
             yield f"inputs/{name}", _shaped(inputs[..., columns], shape, name in spec.vectors)
         for name, number in zip(spec.parameters, self.source.parameters(simulation), strict=True):
             yield f"parameters/{name}", np.asarray(number)
@@ -539,17 +544,6 @@ def _check_finite(values: NDArray, names: Sequence[str], where: str) -> None:
 def _check_positive(values: NDArray, name: str, where: str) -> None:
     if not (values > 0).all():
         raise ValueError(f"{where}: {name} is to be learned on a logarithmic scale but holds {float(values.min()):g}")
-
-
-def _grouped(channels: Sequence[str], spec: SampleSpec) -> Iterator[tuple[str, list[int]]]:
-    """Names as a user knows them, and the columns that each is."""
-    seen = set()
-    owner = {part: name for name, parts in spec.vectors.items() for part in parts}
-    for channel in channels:
-        name = owner.get(channel, channel)
-        if name not in seen:
-            seen.add(name)
-            yield name, [channels.index(part) for part in spec.vectors.get(name, (channel,))]
 
 
 def _shaped(values: NDArray, shape: tuple[int, ...], vector: bool) -> NDArray:

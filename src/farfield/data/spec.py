@@ -9,6 +9,7 @@ order and unit, on which domain; it is stored with a dataset, and travels with a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -147,3 +148,9 @@ class SampleSpec(BaseModel):
     def as_json(self) -> dict[str, Any]:
         """Plain values; what is as usual is left out, so that older records stay comparable."""
         return self.model_dump(mode="json", exclude_defaults=True)
+
+
+def grouped(channels: Sequence[str], spec: SampleSpec) -> dict[str, tuple[str, ...]]:
+    """Names as a user knows them, and the channels that each is."""
+    owner = {part: name for name, parts in spec.vectors.items() for part in parts}
+    return {owner.get(channel, channel): spec.vectors.get(owner.get(channel, ""), (channel,)) for channel in channels}

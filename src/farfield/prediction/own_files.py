@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from farfield.data.dataset import open_dataset
 from farfield.data.source import Cloud, Source
+from farfield.data.spec import grouped
 from farfield.files import atomic_path
-from farfield.prediction.trained import Trained, grouped
+from farfield.prediction.trained import Trained
 
 
 def predict_dataset(predictor: Any, path: Path, out: Path, steps: int = 1, start: int = 0) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from farfield.data.domain import Domain, rollout
-from farfield.prediction.trained import Fields, Trained, grouped
+from farfield.prediction.trained import Fields, Trained
 
 # So many points go through the network at a time, or one state where it alone has more: memory stays bounded.
 _POINTS = 1 << 16
@@ -158,6 +158,3 @@ class Predictor(Trained):
             name: array.reshape(*shape[: len(shape) - dim], -1, *self._tail(name)) for name, array in arrays.items()
         }
         return domain.points(), flat, shape
-
-
-__all__ = ["Predictor", "grouped"]

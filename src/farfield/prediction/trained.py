@@ -20,7 +20,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
 from farfield.data.domain import boundary_flags
-from farfield.data.spec import SampleSpec
+from farfield.data.spec import SampleSpec, grouped
 from farfield.models.config import EncodingConfig, ModelConfig
 from farfield.models.for_data import build_network
 from farfield.models.tokens import grid_of
@@ -201,12 +201,6 @@ class Trained:
             chosen = values[..., index].reshape(*shape, len(parts)).astype(dtype)
             found[name] = chosen if name in self.spec.vectors else chosen[..., 0]
         return found
-
-
-def grouped(channels: Sequence[str], spec: SampleSpec) -> dict[str, tuple[str, ...]]:
-    """Names as a user knows them, and the channels that each is."""
-    owner = {part: name for name, parts in spec.vectors.items() for part in parts}
-    return {owner.get(channel, channel): spec.vectors.get(owner.get(channel, ""), (channel,)) for channel in channels}
 
 
 def _listed(names: Any) -> str:
