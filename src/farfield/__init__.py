@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from farfield.version import __version__
 
 if TYPE_CHECKING:
-    from farfield.api import evaluate, finetune, load, train
+    from farfield.api import evaluate, finetune, load, push, train
     from farfield.attention import (
         LAAPE,
         LASPE,
@@ -52,6 +52,7 @@ __all__ = [
     "open_dataset",
     "plan_attention",
     "propose_decay_lengths",
+    "push",
     "train",
 ]
 
@@ -65,6 +66,7 @@ _ELSEWHERE = {
     "TransformerOperator": "models",
     "evaluate": "api",
     "load": "api",
+    "push": "api",
 }
 
 

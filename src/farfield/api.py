@@ -12,6 +12,7 @@ from farfield.data.dataset import Dataset, open_dataset
 from farfield.evaluation.evaluate import Amount
 from farfield.evaluation.evaluate import evaluate as evaluate_problem
 from farfield.evaluation.rows import Row
+from farfield.extras import naming_extras
 from farfield.files import write_table
 from farfield.models.config import EncodingName
 from farfield.problems import PROBLEMS, Problem, own_problem, problem_named, problem_of
@@ -21,9 +22,11 @@ from farfield.runs.run import Run
 from farfield.runs.weights import Device
 
 
+@naming_extras()
 def load(name_or_run: str | Path, *, device: Device = None) -> Any:
-    """Load a shipped model by name, or the best weights of a run's folder; its problem decides what it can do.
+    """Load a shipped model by name, or the best weights of a run; its problem decides what it can do.
 
+    A run is a folder, or ``hf://owner/name`` (``@revision``) on the Hugging Face hub, with the extra ``hub``.
     ``load("swe-laape").step({"v": v, "h": h}, positions)``, ``load("urban-wind-laape").predict("city.stl", ...)``;
     ``device`` is CUDA where there is one, unless given.
     """
@@ -31,6 +34,7 @@ def load(name_or_run: str | Path, *, device: Device = None) -> Any:
     return problem_of(run).predictor(run, device)
 
 
+@naming_extras()
 def train(
     data: Dataset | str | Path,
     *,
@@ -69,6 +73,7 @@ def train(
     return _fit(own_problem(opened.spec), config, run, minutes, launched)
 
 
+@naming_extras()
 def finetune(
     run_folder: str | Path,
     data: Dataset | str | Path,
@@ -110,6 +115,7 @@ def finetune(
     return run
 
 
+@naming_extras()
 def evaluate(
     run_folder: str | Path,
     data: Dataset | str | Path | None = None,
@@ -130,6 +136,18 @@ def evaluate(
     return evaluate_problem(problem_of(run), run, scales, amount=amount, data=data, device=device, console=console)
 
 
+@naming_extras()
+def push(run_folder: str | Path, address: str, *, private: bool = False) -> str:
+    """Publish a run on the Hugging Face hub, with a model card made from its provenance; returns its address.
+
+    ``push("runs/mine", "hf://owner/name")``, then anybody's ``load("hf://owner/name")``.
+    """
+    from farfield.report.model_card import push
+
+    return push(run_folder, address, private=private)
+
+
+@naming_extras()
 def report(runs: Iterable[str | Path], out: str | Path) -> Path:
     """Tables, figures and one HTML page of evaluated runs, from their saved files only; returns the page's path."""
     from farfield.report.page import write_report

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from farfield.cli.bench import bench
 from farfield.cli.commands import COMMANDS
+from farfield.extras import naming_extras
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -60,8 +61,9 @@ def main() -> None:
     """Run the command; a user's mistake is one line, not a traceback (unless FARFIELD_DEBUG is set)."""
     warnings.showwarning = _show_warning
     try:
-        app(_joined(sys.argv[1:]))
-    except (ValueError, OSError, RuntimeError) as error:
+        with naming_extras():
+            app(_joined(sys.argv[1:]))
+    except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
         if os.environ.get("FARFIELD_DEBUG"):
             raise
         message = f"[bold red]error:[/] {type(error).__name__}: {escape(str(error))}"

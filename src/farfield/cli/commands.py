@@ -263,6 +263,22 @@ def report(
     print(f"{report(runs, out)}: open it in a browser; tables and figures are beside it")
 
 
+def push(
+    run: Path = typer.Argument(help="A run's folder."),
+    address: str = typer.Argument(help="hf://owner/name: a repository of yours on the Hugging Face hub."),
+    private: bool = typer.Option(False, help="Make the repository private, if it is new."),
+) -> None:
+    """Publish a run: its configuration, weights and provenance, with a model card made from them.
+
+    Example: `farfield push runs/mine hf://me/my-model`
+
+    Log in first: `hf auth login`. Anybody can then `farfield.load("hf://me/my-model")`.
+    """
+    from farfield.api import push
+
+    print(f"{push(run, address, private=private)}: published")
+
+
 def reproduce(
     problem: str = typer.Argument(help="swe, gray-scott, urban-wind, urban-columns or stability."),
     preset: str = typer.Option("quick", help="quick: minutes, cpu: the best for two cores, paper: as published."),
@@ -429,4 +445,4 @@ def _only_without(why: str, **options: object) -> None:
         raise ValueError(f"{why}: {', '.join(given)} cannot be given with it")
 
 
-COMMANDS = (version, demo, generate, check, train, evaluate, finetune, report, reproduce, predict)
+COMMANDS = (version, demo, generate, check, train, evaluate, finetune, report, reproduce, predict, push)

@@ -34,6 +34,7 @@ from farfield.data.source import Cloud, Moments, Selection, Source, each_state
 from farfield.data.spec import SampleSpec, grouped
 from farfield.data.vtk_names import ENDINGS
 from farfield.data.well_files import WellFiles
+from farfield.extras import naming_extras
 from farfield.files import atomic_path, atomic_write_text
 from farfield.settings import Strict
 
@@ -368,6 +369,7 @@ class Dataset:
             yield f"parameters/{name}", np.asarray(number)
 
 
+@naming_extras()
 def open_dataset(path: str | Path) -> Dataset:
     """Open a folder, or one file: The Well's HDF5, VTK of any family, NPZ, or what :meth:`Dataset.save` wrote.
 

@@ -39,6 +39,7 @@ from farfield.files import (
     this_command,
 )
 from farfield.runs.config import RunConfig, read_settings
+from farfield.runs.hub import fetch
 from farfield.runs.weights import naming
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
@@ -66,12 +67,17 @@ class Run:
 
     @classmethod
     def find(cls, name_or_folder: str | Path) -> Run:
-        """A shipped model by name, or the run in a folder."""
+        """A shipped model by name, the run in a folder, or one on a hub (``hf://owner/name``)."""
         if str(name_or_folder) in shipped_models():
             return cls(SHIPPED / str(name_or_folder))
+        if str(name_or_folder).startswith("hf:"):
+            return cls(fetch(str(name_or_folder)))
         if not Path(name_or_folder).is_dir():
             known = ", ".join(shipped_models()) or "none in this installation"
-            raise ValueError(f"no model {str(name_or_folder)!r}: expected a run's folder or a shipped model ({known})")
+            raise ValueError(
+                f"no model {str(name_or_folder)!r}: expected a run's folder, hf://owner/name or "
+                f"a shipped model ({known})"
+            )
         return cls(name_or_folder)
 
     def __str__(self) -> str:

@@ -1,0 +1,36 @@
+"""What a plain install leaves out: attention, models and prediction need none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# A package of ours that is missing, by the name it is imported with -> the extra of pyproject.toml that brings it.
+EXTRAS = {
+    "lightning_fabric": "train",
+    "lion_pytorch": "train",
+    "tensorboard": "train",
+    "matplotlib": "train",
+    "numba": "train",
+    "pyvista": "wind",
+    "vtk": "wind",
+    "vtkmodules": "wind",
+    "trimesh": "wind",
+    "huggingface_hub": "hub",
+    "neuralop": "bench",
+}
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Where a package of an extra is missing, say which command installs it; around a block, or on a function."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing not in EXTRAS:
+            raise
+        raise ModuleNotFoundError(
+            f"this needs {missing}, which a plain install leaves out: pip install 'farfield[{EXTRAS[missing]}]'",
+            name=error.name,
+        ) from None
