@@ -20,6 +20,7 @@ from farfield.attention.plan import AttentionPlan, plan_cloud
 from farfield.attention.problem import Problem
 from farfield.attention.reachable import out_of_reach
 from farfield.attention.tiled import tiled
+from farfield.attention.wavelengths import warn_of_wavelengths
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ def local_attention(
     check_tensors(q, k, v, cloud, encoding)
     if q.shape[0] == 0 or q.shape[1] == 0 or q.shape[2] == 0:
         return q.new_zeros((*q.shape[:3], v.shape[-1]))
+    if plan is None:  # who plans has looked at the points
+        warn_of_wavelengths(encoding, cloud.key_positions, q.shape[-1])
     cloud, keyless = _without_keys(cloud, empty)
     if plan is not None:
         if not torch.compiler.is_compiling():

@@ -78,8 +78,9 @@ class Rotary:
     min_wavelength: float | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.max_wavelength) and self.max_wavelength > 1):
-            raise ValueError(f"max_wavelength must be a finite number above 1, got {self.max_wavelength}")
+        least = 1 if self.min_wavelength is None else 0  # the paper's frequencies are powers of it
+        if not (math.isfinite(self.max_wavelength) and self.max_wavelength > least):
+            raise ValueError(f"max_wavelength must be a finite number above {least}, got {self.max_wavelength}")
         if self.min_wavelength is not None and not 0 < self.min_wavelength < self.max_wavelength:
             raise ValueError(
                 f"min_wavelength must lie between 0 and max_wavelength = {self.max_wavelength}, "

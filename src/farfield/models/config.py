@@ -158,9 +158,11 @@ class ModelConfig(SizeConfig):
                 patches.patch, tuple(spacing), patches.overlap, periodic, patches.levels, patches.mixing
             )
         size = self.model_dump(exclude={"tokens"})
-        return TransformerOperator(
+        model = TransformerOperator(
             in_features, out_features, len(spacing), encoding=built, tokens=tokens, conditions=conditions, **size
         )
+        model.warns = False
+        return model
 
 
 class AbSwiftEncodingConfig(NamedEncoding):

@@ -15,13 +15,17 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import AllPairs, AttentionPlan, Encoding, local_attention, plan_attention, shared_positions
+from farfield.attention.wavelengths import warn_of_wavelengths
+from farfield.models.saved import read_model, write_model
 from farfield.models.tokens import NeighbourNetwork, Patches, PatchTokens, apply_on_cells, exactly, grid_of
 
 # Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
@@ -112,16 +116,21 @@ class Block(nn.Module):
         positions: Tensor,
         grid: tuple[int, ...] | None = None,
         condition: Tensor | None = None,
+        key_positions: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Points (B, N, W) that attend to one another, under a condition (B, 1, W); ``grid`` is the shape of theirs."""
+        """Points (B, N, W) that attend to one another, under a condition (B, 1, W); ``grid`` is the shape of theirs.
+
+        With ``key_positions``, those of the first points, only these offer keys and values: the others read.
+        """
         normed, then = pointwise(self.norm_attention, x), None
         if condition is not None:
             scale, shift, *then = exactly(self.modulate, condition).chunk(4, dim=-1)
             normed = normed * (1 + scale) + shift
-        q, (k, v) = self.attention.queries(normed), self.attention.keys_values(normed)
-        del normed  # a gigabyte and a half for two million points
-        attended = self.attention.read(q, k, v, positions, **options)
+        offered = normed if key_positions is None else normed[:, : key_positions.shape[-2]]
+        q, (k, v) = self.attention.queries(normed), self.attention.keys_values(offered)
+        del normed, offered  # a gigabyte and a half for two million points
+        attended = self.attention.read(q, k, v, positions, key_positions, **options)
         if not isinstance(self.mlp, NeighbourNetwork):
             return self._add(x, attended, then)
         assert grid is not None
@@ -199,6 +208,12 @@ class TransformerOperator(nn.Module):
         self.in_features, self.space_dim, self.heads, self.conditions = in_features, space_dim, heads, conditions
         self.checkpointing, self.backend, self.tolerance = checkpointing, backend, tolerance
         self.tokens = tokens
+        self.warns = True  # of wavelengths that cannot fit the points; a run's configuration chooses them knowingly
+        self._arguments: dict[str, Any] = {
+            **sizes,
+            "conditions": conditions,
+            "tokens": None if tokens is None else asdict(tokens),
+        }
         if tokens is None:
             self.embed = nn.Linear(in_features, width)
         else:
@@ -229,6 +244,28 @@ class TransformerOperator(nn.Module):
         if tokens is None:
             self.project = nn.Linear(width, out_features)
         self._last_plan: tuple | None = None
+
+    @property
+    def encoding(self) -> Encoding:
+        """Of the first block; those of the others differ in what they have learned only."""
+        return self.blocks[0].attention.encoding  # type: ignore[union-attr, return-value]
+
+    def save(self, path: str | Path) -> None:
+        """Write weights, sizes and encoding to one file (safetensors), in one step."""
+        arguments = {name: getattr(self, name) for name in ("checkpointing", "backend", "tolerance")}
+        write_model(path, self._arguments | arguments, self.encoding, self.state_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The model that :meth:`save` wrote, on the CPU."""
+        arguments, weights = read_model(path)
+        if arguments["tokens"] is not None:
+            described: dict[str, Any] = arguments["tokens"]  # JSON has lists for tuples
+            tokens = {name: tuple(value) if isinstance(value, list) else value for name, value in described.items()}
+            arguments["tokens"] = PatchTokens(**tokens)  # type: ignore[arg-type]
+        model = cls(**arguments)
+        model.load_state_dict(weights)
+        return model
 
     def on_grid(self, fields: Tensor, conditions: Tensor | None = None) -> Tensor:
         """Fields (B, in, n_1, ..., n_P) on the cells of a whole grid -> (B, out, n_1, ..., n_P)."""
@@ -265,16 +302,28 @@ class TransformerOperator(nn.Module):
         return {"positions": positions, "period": period if any(periodic) else None}
 
     def plan(
-        self, positions: Tensor, *, batch: int = 1, period: Sequence[float | None] | None = None
+        self,
+        positions: Tensor,
+        key_positions: Tensor | None = None,
+        *,
+        batch: int = 1,
+        period: Sequence[float | None] | None = None,
     ) -> AttentionPlan | AllPairs:
         """What all blocks need to know about the points: which keys each query can see, or that all pairs are computed.
 
         ``forward`` makes it by itself, and keeps it as long as it is given the same points.
         """
-        encoding = next(module for module in self.blocks.modules() if isinstance(module, Encoding))  # all are alike
-        heads = batch * self.heads
+        if self.warns:
+            head_dim = self._arguments["width"] // self.heads
+            warn_of_wavelengths(self.encoding, positions if key_positions is None else key_positions, head_dim, 6)
         return plan_attention(
-            positions, encoding=encoding, tolerance=self.tolerance, backend=self.backend, period=period, heads=heads
+            positions,
+            key_positions,
+            encoding=self.encoding,
+            tolerance=self.tolerance,
+            backend=self.backend,
+            period=period,
+            heads=batch * self.heads,
         )
 
     def forward(
@@ -283,10 +332,15 @@ class TransformerOperator(nn.Module):
         positions: Tensor,
         conditions: Tensor | None = None,
         *,
+        query_positions: Tensor | None = None,
         period: Sequence[float | None] | None = None,
         plan: AttentionPlan | AllPairs | None = None,
     ) -> Tensor:
         """(B, N, in), (N, P) or (B, N, P), conditions (B, K) -> (B, N, out).
+
+        With ``query_positions`` (Nq, P) or (B, Nq, P), the output (B, Nq, out) at these instead: such points begin as
+        ones whose features are all zero, read from the given ones in every block, and are read by none. So any number
+        of them may be asked for in pieces; train the network with them, too.
 
         ``period`` is the length per axis after which the domain repeats, None for axes that do not (patches know
         theirs; RoPE, which is not local, cannot use it); ``plan`` that of these points, made here if not given.
@@ -298,10 +352,25 @@ class TransformerOperator(nn.Module):
         if positions.shape[-1] != self.space_dim:
             raise ValueError(f"positions must have {self.space_dim} axes, got the shape {tuple(positions.shape)}")
         if self.tokens is not None:
+            if query_positions is not None:
+                raise ValueError("patches predict the cells of their grid: query_positions are for points as tokens")
             return self._on_points(features, positions, conditions)
+        keys = None
+        if query_positions is not None:
+            if query_positions.shape[-1] != self.space_dim:
+                raise ValueError(
+                    f"query_positions must have {self.space_dim} axes, got the shape {tuple(query_positions.shape)}"
+                )
+            keys, asked = features.shape[1], query_positions.shape[-2]
+            features = torch.cat([features, features.new_zeros(len(features), asked, self.in_features)], dim=1)
+            where = (
+                p if positions.ndim == query_positions.ndim or p.ndim == 3 else p.expand(len(features), -1, -1)
+                for p in (positions, query_positions.to(positions))
+            )
+            positions = torch.cat(list(where), dim=-2)
         x = pointwise(lambda part: exactly(self.embed, part), features)
-        x = self._through_blocks(x, positions, conditions=conditions, period=period, plan=plan)
-        return pointwise(lambda part: exactly(self.project, self.norm(part)), x)
+        x = self._through_blocks(x, positions, keys=keys, conditions=conditions, period=period, plan=plan)
+        return pointwise(lambda part: exactly(self.project, self.norm(part)), x[:, keys or 0 :])
 
     def _through_blocks(
         self,
@@ -309,10 +378,12 @@ class TransformerOperator(nn.Module):
         positions: Tensor,
         *,
         grid: tuple[int, ...] | None = None,
+        keys: int | None = None,
         conditions: Tensor | None = None,
         period: Sequence[float | None] | None = None,
         plan: AttentionPlan | AllPairs | None = None,
     ) -> Tensor:
+        """Tokens (B, N, W) through all blocks; with ``keys``, the first so many of them offer keys, the others read."""
         options: dict[str, Any] = {"tolerance": self.tolerance}
         given = None if conditions is None else tuple(conditions.shape)
         if self.conditions and given != (len(x), self.conditions):
@@ -321,14 +392,16 @@ class TransformerOperator(nn.Module):
             raise ValueError(f"this network has no conditions, got some of the shape {given}")
         if conditions is not None:
             options["condition"] = exactly(self.condition, conditions)[:, None]
-        encoding = next(module for module in self.blocks.modules() if isinstance(module, Encoding))  # all are alike
-        if not encoding.local:  # it would see endless images of every key: to RoPE, a domain is what it is shown
+        if not self.encoding.local:  # it would see endless images of every key: to RoPE, a domain is what it is shown
             period = None
         positions = shared_positions(positions)
+        key_positions = None if keys is None else positions[..., :keys, :]
         if plan is None and x.shape[0] and x.shape[1] and not torch.compiler.is_compiling():
-            plan = self._plan_of(positions, len(x), period)
+            plan = self._plan_of(positions, keys, len(x), period)
             if not positions.requires_grad and positions.ndim == plan.cloud.query_positions.ndim:
                 positions = plan.cloud.query_positions  # blocks see at once that these are the plan's own
+                key_positions = None if keys is None else plan.cloud.key_positions
+        options["key_positions"] = key_positions
         options |= {"period": period, "plan": plan, "backend": self.backend if plan is None else plan.backend}
         for block in self.blocks:
             if self.checkpointing and torch.is_grad_enabled():
@@ -338,10 +411,10 @@ class TransformerOperator(nn.Module):
         return x
 
     def _plan_of(
-        self, positions: Tensor, batch: int, period: Sequence[float | None] | None
+        self, positions: Tensor, keys: int | None, batch: int, period: Sequence[float | None] | None
     ) -> AttentionPlan | AllPairs:
         """The plan of these points: the last one, if a rollout or a training set comes back to the same points."""
-        wanted = (self.backend, self.tolerance, batch, None if period is None else tuple(period))
+        wanted = (self.backend, self.tolerance, batch, keys, None if period is None else tuple(period))
         if self._last_plan is not None:
             known, plan = self._last_plan
             where = plan.cloud.query_positions
@@ -350,6 +423,7 @@ class TransformerOperator(nn.Module):
             )
             if known == wanted and alike and torch.equal(where, positions.detach()):
                 return plan
-        plan = self.plan(positions.detach().clone(), batch=batch, period=period)  # whatever becomes of the caller's
+        kept = positions.detach().clone()  # whatever becomes of the caller's
+        plan = self.plan(kept, None if keys is None else kept[..., :keys, :], batch=batch, period=period)
         self._last_plan = (wanted, plan)
         return plan
