@@ -16,6 +16,8 @@ EXTRAS = {
     "vtk": "wind",
     "vtkmodules": "wind",
     "trimesh": "wind",
+    "shapely": "wind",
+    "pyproj": "wind",
     "huggingface_hub": "hub",
     "neuralop": "bench",
 }

@@ -328,7 +328,7 @@ def reproduce(
     console.print(f"[bold]{page}[/]: open it in a browser; tables and figures are beside it")
 
 
-_STATES, _CITY = "States in a file: shallow water, Gray-Scott", "Buildings in an STL: urban wind"
+_STATES, _CITY = "States in a file: shallow water, Gray-Scott", "Buildings: urban wind"
 
 
 def predict(
@@ -345,7 +345,10 @@ def predict(
         rich_help_panel=_STATES,
     ),
     buildings: Path | None = typer.Option(
-        None, help="STL of closed buildings: x east, y north, ground at z = 0, metres.", rich_help_panel=_CITY
+        None,
+        help="Buildings: STL, OBJ, PLY (x east, y north, z up, ground at z = 0), GeoJSON footprints with heights, "
+        "CityJSON.",
+        rich_help_panel=_CITY,
     ),
     roughness: float | None = typer.Option(
         None, help="Roughness length z0 of the ground [m]: 0.03 grass, 0.3 suburb, 1 city.", rich_help_panel=_CITY
@@ -366,7 +369,20 @@ def predict(
         help="1/L of the air [1/m]: 0 neutral, positive stable, negative unstable.  [default: 0]",
         rich_help_panel=_CITY,
     ),
-    unit: str | None = typer.Option(None, help="Unit of the STL: m, cm or mm.  [default: m]", rich_help_panel=_CITY),
+    unit: str | None = typer.Option(
+        None,
+        help="Unit of the buildings, or of footprints' heights: m, cm, mm, km, ft, in.  [default: m]",
+        rich_help_panel=_CITY,
+    ),
+    ground: bool = typer.Option(
+        False, "--ground", help="Set every building on the ground (heights above the sea).", rich_help_panel=_CITY
+    ),
+    default_height: float | None = typer.Option(
+        None, help="Height of footprints that have none [m].", rich_help_panel=_CITY
+    ),
+    height_attribute: str | None = typer.Option(
+        None, help="Property of the footprints with the height.  [default: height and its like]", rich_help_panel=_CITY
+    ),
     points: Path | None = typer.Option(
         None,
         help="Where to predict: the cells of a volume mesh, else the points, of a .vtu, .vtk, .vtp, .npy or .npz.",
@@ -405,7 +421,7 @@ def predict(
     from farfield.runs.run import Run
 
     if (input is None) == (buildings is None):
-        raise ValueError("give either --input FILE (states) or --buildings STL (urban wind)")
+        raise ValueError("give either --input FILE (states) or --buildings FILE (urban wind)")
     _at_least(1, steps=steps, draws=draws)
     given = {
         "input": input,
@@ -418,6 +434,9 @@ def predict(
         "speed_height": speed_height,
         "inverse_length": inverse_length,
         "unit": unit,
+        "ground": ground or None,
+        "default_height": default_height,
+        "height_attribute": height_attribute,
         "points": points,
         "spacing": spacing,
         "fields": None if fields is None else _listed(fields),

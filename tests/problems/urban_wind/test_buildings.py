@@ -13,10 +13,8 @@ from farfield.problems.urban_wind.buildings import (
     boxes_to_mesh,
     inside_buildings,
     random_buildings,
-    read_stl,
     sample_surface,
     walls_and_roofs,
-    write_stl,
 )
 
 
@@ -98,15 +96,6 @@ def test_a_point_in_either_of_two_buildings_is_inside(neighbour: Box) -> None:
     assert found[strictly].all() and not found[~at_least].any()
 
 
-def test_terraced_houses_in_an_stl_are_solid(tmp_path) -> None:
-    """Neighbours share corners and edges, which then have four faces."""
-    row = boxes_to_mesh([Box(x, x + 10, 0, 10, 12) for x in (0, 10, 20)])
-    row.invert()
-    write_stl(tmp_path / "row.stl", row)
-    points = np.array([[5.0, 5, 6], [10.5, 5, 6], [29, 1, 1], [15, 5, 13], [31, 5, 6]])
-    assert inside_buildings(read_stl(tmp_path / "row.stl"), points).tolist() == [True, True, True, False, False]
-
-
 def test_pitched_roofs_and_courtyards() -> None:
     roof = trimesh.convex.convex_hull([[x, y, 0] for x in (0, 10) for y in (0, 20)] + [[5, 0, 8], [5, 20, 8]])
     assert inside_buildings(roof, np.array([[5.0, 10, 7], [1, 10, 7], [1, 10, 1]])).tolist() == [True, False, True]
@@ -120,77 +109,3 @@ def test_what_is_below_the_ground_is_out_of_the_wind() -> None:
     edges = sunk[:, 1:] - sunk[:, :1]
     area = np.linalg.norm(np.cross(edges[:, 0], edges[:, 1]), axis=1).sum() / 2
     assert area == pytest.approx(100 + 4 * 300)
-
-
-def test_surfaces_that_are_inside_out_are_turned(tmp_path) -> None:
-    mesh = boxes_to_mesh([Box(0, 10, 0, 10, 30), Box(20, 30, 0, 10, 5)])
-    mesh.invert()
-    write_stl(tmp_path / "inverted.stl", mesh)
-    turned = read_stl(tmp_path / "inverted.stl")
-    assert turned.volume == pytest.approx(3500)
-    assert inside_buildings(turned, np.array([[5.0, 5, 10], [15, 5, 10]])).tolist() == [True, False]
-
-
-def test_stl_round_trip(tmp_path) -> None:
-    boxes = random_buildings(np.random.default_rng(1))
-    write_stl(tmp_path / "city.stl", boxes_to_mesh(boxes))
-    mesh = read_stl(tmp_path / "city.stl")
-    assert mesh.is_watertight
-    volume = sum((b.x_max - b.x_min) * (b.y_max - b.y_min) * b.height for b in boxes)
-    assert mesh.volume == pytest.approx(volume, rel=1e-5)
-
-
-def test_an_empty_stl_is_refused(tmp_path) -> None:
-    (tmp_path / "empty.stl").write_text("solid nothing\nendsolid nothing\n")
-    with pytest.raises(ValueError, match=r"empty|cannot be read"):
-        read_stl(tmp_path / "empty.stl")
-    (tmp_path / "zero.stl").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"empty|cannot be read"):
-        read_stl(tmp_path / "zero.stl")
-    with pytest.raises(FileNotFoundError, match="no such file"):
-        read_stl(tmp_path / "missing.stl")
-
-
-def test_an_open_surface_is_refused(tmp_path) -> None:
-    box = boxes_to_mesh([Box(0, 10, 0, 10, 30), Box(20, 30, 0, 10, 5)])
-    write_stl(tmp_path / "open.stl", trimesh.Trimesh(box.vertices, box.faces[1:], process=False))
-    with pytest.raises(ValueError, match="1 of 2 buildings are not closed"):
-        read_stl(tmp_path / "open.stl")
-
-
-def test_millimetres_are_noticed_and_can_be_read(tmp_path) -> None:
-    box = boxes_to_mesh([Box(0, 10, 0, 10, 30)])
-    write_stl(tmp_path / "mm.stl", box.copy().apply_scale(1000))
-    with pytest.raises(ValueError, match="millimetres"):
-        read_stl(tmp_path / "mm.stl")
-    assert read_stl(tmp_path / "mm.stl", unit="mm").bounds[1] == pytest.approx([10, 10, 30])
-    with pytest.raises(ValueError, match="unknown unit"):
-        read_stl(tmp_path / "mm.stl", unit="furlong")
-
-
-def test_buildings_below_the_ground(tmp_path) -> None:
-    box = boxes_to_mesh([Box(0, 10, 0, 10, 30)])
-    write_stl(tmp_path / "buried.stl", box.copy().apply_translation([0, 0, -40]))
-    with pytest.raises(ValueError, match="below the ground"):
-        read_stl(tmp_path / "buried.stl")
-    write_stl(tmp_path / "sunk.stl", box.copy().apply_translation([0, 0, -5]))
-    with pytest.warns(UserWarning, match="reach below the ground"):
-        read_stl(tmp_path / "sunk.stl")
-    write_stl(tmp_path / "floating.stl", box.copy().apply_translation([0, 0, 5]))
-    with pytest.warns(UserWarning, match="float above"):
-        read_stl(tmp_path / "floating.stl")
-
-
-@pytest.mark.parametrize(
-    ("other", "overlaps"),
-    [
-        (Box(5, 15, 5, 15, 10), True),
-        (Box(-20, 30, 4, 6, 40), True),  # a slab through it: no corner of either is inside the other
-        (Box(10, 20, 0, 10, 30), False),  # a shared wall
-        (Box(20, 30, 0, 10, 30), False),
-    ],
-)
-def test_overlapping_buildings_are_reported(tmp_path, recwarn, other: Box, overlaps: bool) -> None:
-    write_stl(tmp_path / "pair.stl", boxes_to_mesh([Box(0, 10, 0, 10, 30), other]))
-    read_stl(tmp_path / "pair.stl")
-    assert any("overlap" in str(warning.message) for warning in recwarn) == overlaps

@@ -1,4 +1,4 @@
-"""Buildings on flat ground: random city squares, their surfaces as meshes and point sets, STL in and out.
+"""Buildings on flat ground: random city squares, their surfaces as meshes and point sets.
 
 Everything is in metres, the ground is z = 0 and the wind blows along +x. A city of scale s fills the square
 \\|x\\|, \\|y\\| < 50 s with the same number of buildings per area; the margins around it do not grow.
@@ -6,7 +6,6 @@ Everything is in metres, the ground is z = 0 and the wind blows along +x. A city
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -25,7 +24,6 @@ BUILDING_HEIGHT = (6.0, 38.0)  # m
 SMALLEST_GAP = 5.0  # m between two buildings
 UPWIND_MARGIN, DOWNWIND_MARGIN, SIDE_MARGIN, DOMAIN_HEIGHT = 95.0, 255.0, 60.0, 55.0  # m
 DOMAIN_TO_BUILDING_HEIGHT = 1.4  # at least, as with the tallest random building
-LARGEST_CREDIBLE_HEIGHT = 1000.0  # m: above it a file is taken to be in millimetres
 
 
 class Box(NamedTuple):
@@ -201,75 +199,27 @@ def write_stl(path: str | Path, mesh: trimesh.Trimesh) -> None:
         partial.write_bytes(trimesh.exchange.stl.export_stl(mesh))
 
 
-def read_stl(path: str | Path, unit: str = "m") -> trimesh.Trimesh:
-    """Read buildings from an STL and check that a wind can be computed around them.
-
-    Refused: an empty file, surfaces that are not closed, buildings wholly below the ground, a size that is
-    only credible in millimetres (then ask again with ``unit="mm"``). Warned about: overlapping buildings,
-    and buildings that reach below the ground (that part is out of the wind) or float above it.
-    """
-    metres = {"m": 1.0, "cm": 0.01, "mm": 0.001}
-    if unit not in metres:
-        raise ValueError(f"unknown unit {unit!r}; expected one of {', '.join(metres)}")
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"no such file: {path}")
-    try:
-        mesh = trimesh.load_mesh(path, file_type="stl")
-    except Exception as error:  # trimesh passes on whatever its parser met
-        raise ValueError(f"{path} cannot be read as an STL: {error}") from error
-    if not isinstance(mesh, trimesh.Trimesh) or len(mesh.faces) == 0:
-        raise ValueError(f"{path} is empty: it has no triangles")
-    mesh.apply_scale(metres[unit])
-
-    height = mesh.bounds[1, 2] - mesh.bounds[0, 2]
-    if height > LARGEST_CREDIBLE_HEIGHT:
-        raise ValueError(f"{path} is {height:.0f} m high, so it is probably in millimetres; pass unit='mm' (--unit mm)")
-    bodies = _bodies(mesh)
-    still_open = [body for body in bodies if not _is_closed(body)]
-    if still_open:
-        where = still_open[0].centroid
-        raise ValueError(
-            f"{path}: {len(still_open)} of {len(bodies)} buildings are not closed surfaces (the first near "
-            f"x {where[0]:.1f}, y {where[1]:.1f} m); close the holes, floors included, in the modeller"
-        )
-    mesh.fix_normals(multibody=True)  # outward: what is inside depends on it
-    buried = sum(body.bounds[1, 2] <= 0 for body in bodies)
-    if buried:
-        raise ValueError(f"{path}: {buried} of {len(bodies)} buildings lie wholly below the ground, z = 0")
-    sunk = sum(body.bounds[0, 2] < -0.1 for body in bodies)
-    floating = sum(body.bounds[0, 2] > 0.1 for body in bodies)
-    if sunk:
-        warnings.warn(f"{path}: {sunk} buildings reach below the ground; that part is ignored", stacklevel=2)
-    if floating:
-        warnings.warn(f"{path}: {floating} buildings float above the ground, z = 0", stacklevel=2)
-    overlapping = _overlapping_pairs(bodies)
-    if overlapping:
-        a, b = (bodies[i].centroid for i in overlapping[0])
-        warnings.warn(
-            f"{path}: {len(overlapping)} pairs of buildings overlap (the first near x {a[0]:.1f}, "
-            f"y {a[1]:.1f} and x {b[0]:.1f}, y {b[1]:.1f} m); they are treated as one",
-            stacklevel=2,
-        )
+def merged(triangles: Array) -> trimesh.Trimesh:
+    """A surface of triangles (T, 3, 3): equal corners are one, triangles without three of them are left out."""
+    mesh = trimesh.Trimesh(triangles.reshape(-1, 3), np.arange(3 * len(triangles)).reshape(-1, 3), process=True)
+    a, b, c = np.asarray(mesh.faces).T
+    mesh.update_faces((a != b) & (b != c) & (c != a))
     return mesh
 
 
-def _bodies(mesh: trimesh.Trimesh) -> list[trimesh.Trimesh]:
-    """The parts that share no corner with each other; houses in a row with common corners are one part."""
+def bodies_of(mesh: trimesh.Trimesh) -> tuple[list[trimesh.Trimesh], NDArray[np.integer]]:
+    """The parts that share no corner with each other, and to which each face belongs.
+
+    Houses in a row with common corners are one part.
+    """
     labels = trimesh.graph.connected_component_labels(mesh.edges, node_count=len(mesh.vertices))
-    of_face = labels[mesh.faces[:, 0]]
+    of_face = np.unique(labels[mesh.faces[:, 0]], return_inverse=True)[1]
     order = np.argsort(of_face, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(of_face[order])) + 1)
-    return cast(list[trimesh.Trimesh], mesh.submesh(groups, repair=False))
+    return cast(list[trimesh.Trimesh], mesh.submesh(groups, repair=False)), of_face
 
 
-def _is_closed(mesh: trimesh.Trimesh) -> bool:
-    """Whether every edge bounds an even number of triangles: two, or four where two houses share an edge."""
-    _, uses = np.unique(mesh.edges_sorted, axis=0, return_counts=True)
-    return bool((uses % 2 == 0).all())
-
-
-def _overlapping_pairs(bodies: list[trimesh.Trimesh]) -> list[tuple[int, int]]:
+def overlapping_pairs(bodies: list[trimesh.Trimesh]) -> list[tuple[int, int]]:
     """Pairs of bodies whose interiors meet; bodies that only touch do not count."""
     low = np.array([body.bounds[0] for body in bodies])
     high = np.array([body.bounds[1] for body in bodies])

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from farfield.data.vtk import write_vtk
 from farfield.files import atomic_path
-from farfield.problems.urban_wind.buildings import read_stl
+from farfield.problems.urban_wind.formats import read_buildings
 from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, speed_ratio
 from farfield.problems.urban_wind.pictures import PedestrianMap
 from farfield.problems.urban_wind.prediction import Fields, Target, WindPredictor
@@ -35,6 +35,9 @@ def predict_city(
     wind_speed: float = REFERENCE_SPEED,
     speed_height: float = REFERENCE_HEIGHT,
     unit: str = "m",
+    ground: bool = False,
+    default_height: float | None = None,
+    height_attribute: str | None = None,
     points: str | Path | None = None,
     spacing: float | None = None,
     fields: Sequence[str] | None = None,
@@ -53,7 +56,9 @@ def predict_city(
     wanted = predictor.wanted(fields)
     ratio = speed_ratio(wind_speed, speed_height, roughness, inverse_length)
     given = None if points is None else read_points(points)
-    city = read_stl(buildings, unit)
+    city = read_buildings(
+        buildings, unit=unit, ground=ground, default_height=default_height, height_attribute=height_attribute
+    ).mesh
     site = predictor.site(city, roughness=roughness, wind_direction=wind_direction, inverse_length=inverse_length)
     target = Target.of(site, given, spacing)
     if out.suffix == ".vtp" and not isinstance(target.dataset, pv.PolyData):

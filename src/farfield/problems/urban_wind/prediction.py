@@ -21,9 +21,9 @@ from torch import nn
 
 from farfield.attention.tiles import build_tiles
 from farfield.models.ab_swift import AbSwift
-from farfield.problems.urban_wind.buildings import read_stl
 from farfield.problems.urban_wind.config import UrbanRun
 from farfield.problems.urban_wind.files import FIELD_WIDTHS, UrbanCase
+from farfield.problems.urban_wind.formats import read_buildings
 from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, speed_ratio
 from farfield.problems.urban_wind.sampling import PointCounts, UrbanNormalisation, UrbanSample, draw_sample
 from farfield.problems.urban_wind.site import Site
@@ -126,7 +126,7 @@ class WindPredictor(ABC):
     ) -> Site:
         """The city as the network wants it; warns of what is unlike the training data. ``site.mesh()`` makes cells."""
         if not isinstance(buildings, trimesh.Trimesh):
-            buildings = read_stl(buildings)
+            buildings = read_buildings(buildings).mesh
         site = Site.facing(buildings, wind_direction, roughness, inverse_length, self.normalisation)
         for surprise in site.surprises(self.normalisation):
             warnings.warn(f"outside the training data, expect larger errors: {surprise}", stacklevel=2)

@@ -142,13 +142,16 @@ def predict_wind_file(problem: Problem, run: Run, options: Mapping[str, Any], ou
         "speed_height",
         "inverse_length",
         "unit",
+        "ground",
+        "default_height",
+        "height_attribute",
         "points",
         "spacing",
         "fields",
         "seed",
         "draws",
     )
-    require(run, options, "buildings", "an STL", known)
+    require(run, options, "buildings", "a file of buildings", known)
     if not {"roughness", "wind_direction"} <= options.keys():
         raise ValueError("--buildings needs --roughness (z0 in metres) and --wind-direction (degrees)")
     from farfield.problems.urban_wind.city_files import predict_city
