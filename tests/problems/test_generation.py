@@ -219,7 +219,7 @@ def test_the_command_line_generates_and_reports_mistakes_in_one_line(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "farfield.cli",
+        "farfield",
         "generate",
         "swe",
         "--preset",

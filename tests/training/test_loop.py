@@ -139,7 +139,7 @@ def test_two_processes_give_the_losses_of_one(tiny, tmp_path):
     one = train(tiny, tmp_path / "one")
     command = ["train", "--config", str(one.config_path), "--out", str(tmp_path / "two"), "--devices", "2"]
     subprocess.run(
-        [sys.executable, "-m", "farfield.cli", *command, "--accelerator", "cpu"],
+        [sys.executable, "-m", "farfield", *command, "--accelerator", "cpu"],
         check=True,
         timeout=120,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

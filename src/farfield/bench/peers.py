@@ -183,7 +183,7 @@ def benchmark_peers(
         run = Run(out / name)
         train_peer(name, config.changed({"dataset": str(data)}), run, minutes, console)
         model = build_peer(name, SampleSpec.model_validate(description["spec"]))
-        load_weights(run.best_path, model)
+        load_weights(run.weights_path(), model)
         models[name] = Predictor(model, run.dataset(), name)
     splits = test_splits(data, list(scales), ours)
     rows = []

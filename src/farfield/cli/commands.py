@@ -10,18 +10,13 @@ from rich.console import Console
 console = Console()
 
 
-def version() -> None:
-    """Print the versions of farfield and of what its results depend on."""
-    from importlib.metadata import version as installed
-
-    for package in ("farfield", "torch", "numpy", "numba", "h5py"):
-        print(f"{package} {installed(package)}")
-
-
 def demo(out: Path = typer.Option(Path("farfield-demo"), help="Folder for the picture.")) -> None:
-    """Draw how far a point sees with each encoding, and what enlarging the domain does to attention.
+    """Draw how far a point sees with each encoding, and what enlarging the domain does to attention: one picture.
 
     Example: `farfield demo --out pictures`
+
+    It trains nothing and takes seconds. `make demo`, in the source, is the ten-minute experiment: it trains three
+    encodings and tests them on larger domains, as `farfield reproduce swe --preset quick` does.
     """
     from farfield.studies.kernels import draw_overview
 
@@ -31,6 +26,7 @@ def demo(out: Path = typer.Option(Path("farfield-demo"), help="Folder for the pi
     console.print(
         f"See [bold]{path}[/]: RoPE's output inside changes when the domain grows, LASPE's and LAAPE's does not."
     )
+    _next("farfield reproduce swe --preset quick", "the same in trained models, ten minutes")
 
 
 def generate(
@@ -62,7 +58,9 @@ def generate(
         raise ValueError(f"the data of {problem} is not made here")
     preset = preset or generation.default_preset
     settings = generation.configure(preset, seed, scales, changes)
-    print(generation.make(settings, out or Path("data") / f"{problem}-{preset}", workers, Console(stderr=True)))
+    out = out or Path("data") / f"{problem}-{preset}"
+    print(generation.make(settings, out, workers, Console(stderr=True)))
+    _next(f"farfield train {problem} --preset {preset} --data {out}")
 
 
 def check(
@@ -76,6 +74,7 @@ def check(
     Fields, roles, units, spacing, extent, boundaries, statistics and proposed decay lengths. What cannot be guessed
     (which fields are inputs, a time step, a periodic axis) goes into `dataset.yaml` beside the files.
     """
+    _there(data)
     from farfield.data.dataset import DESCRIPTION, open_dataset
 
     opened = open_dataset(data)
@@ -84,7 +83,7 @@ def check(
     if write and data.is_dir() and not (data / DESCRIPTION).exists():
         opened.describe(data / DESCRIPTION)
         print(f"{data / DESCRIPTION} says what was understood: correct it where it is wrong, and check again")
-    print(f"next: `farfield train {data} --minutes 20 --out runs/mine`")
+    _next(f"farfield train {data} --minutes 20 --out runs/mine")
 
 
 def train(
@@ -124,6 +123,7 @@ def train(
 
     `farfield train data/mine --minutes 20 --out runs/mine`
     """
+    _there(data, config, resume, Path(problem) if problem and len(Path(problem).parts) > 1 else None)
     from farfield.problems import PROBLEMS, problem_for, problem_named, problem_of
     from farfield.runs.config import parse_settings, read_settings
     from farfield.runs.run import Run
@@ -141,7 +141,7 @@ def train(
         except Interrupted as stopped:
             console.print(str(stopped), markup=False)
             raise typer.Exit(130) from None
-        print(f"{out}: `farfield evaluate {out}` tests it, `--data LARGE` on larger domains")
+        _next(f"farfield evaluate {out}", "or with --data LARGE, on larger domains")
         return
     _only_without("the built-in problems' presets say their steps", minutes=minutes)
     if sum(source is not None for source in (problem, config, resume)) != 1:
@@ -184,6 +184,8 @@ def train(
             return
         console.print(str(stopped), markup=False)
         raise typer.Exit(130) from None
+    if is_first_process():
+        _next(f"farfield evaluate {run} --scales 1 2 3")
 
 
 def evaluate(
@@ -210,14 +212,16 @@ def evaluate(
 
     Run it again to continue: a scale that is done is not done again.
     """
+    _there(run, data)
     from farfield.api import evaluate
     from farfield.evaluation.evaluate import Amount
 
     _at_least(0, limit=limit, rollouts=rollouts)
     _at_least(1, draws=draws, cells=cells)
     amount = Amount(limit, rollouts, draws, cells)
-    evaluate(run, data, _listed(scales), amount=amount, device=device, console=Console(stderr=True))
-    print(f"{run / 'evaluation.csv'}: make tables and figures of it with `farfield report {run}`")
+    rows = evaluate(run, data, _listed(scales), amount=amount, device=device, console=Console(stderr=True))
+    print(f"{run / 'evaluation.csv'}: {len(rows)} rows")
+    _next(f"farfield report {run}", "tables and figures")
 
 
 def finetune(
@@ -236,6 +240,7 @@ def finetune(
     """
     import csv
 
+    _there(run, data)
     from farfield import api
     from farfield.runs.config import parse_settings
 
@@ -246,6 +251,7 @@ def finetune(
         for row in csv.DictReader(file):
             if row["metric"] in ("l1", "l1_step"):
                 print(f"{row['stage']:>6}, s = {row['scale']}: {row['field']} {100 * float(row['value']):.2f} %")
+    _next(f"farfield predict --model {out} --input FILE --out FILE")
 
 
 def report(
@@ -258,6 +264,7 @@ def report(
 
     Example: `farfield report runs/swe-quick-*-seed0 --out report`
     """
+    _there(*runs)
     from farfield.api import report
 
     print(f"{report(runs, out)}: open it in a browser; tables and figures are beside it")
@@ -277,6 +284,7 @@ def push(
     from farfield.api import push
 
     print(f"{push(run, address, private=private)}: published")
+    _next(f"farfield predict --model {address} --input FILE --out FILE", "by anybody")
 
 
 def reproduce(
@@ -417,11 +425,13 @@ def predict(
 
     The wind is that of the training data, 6 m/s at 80 m height. Points inside buildings get NaN.
     """
+    if (input is None) == (buildings is None):
+        raise ValueError("give either --input FILE (states) or --buildings FILE (urban wind)")
+    is_folder = len(Path(model).parts) > 1 and not model.startswith("hf:")
+    _there(input, buildings, points, Path(model) if is_folder else None)
     from farfield.problems import problem_of
     from farfield.runs.run import Run
 
-    if (input is None) == (buildings is None):
-        raise ValueError("give either --input FILE (states) or --buildings FILE (urban wind)")
     _at_least(1, steps=steps, draws=draws)
     given = {
         "input": input,
@@ -448,6 +458,18 @@ def predict(
     print(problem_of(run).predict_file(run, options, out, device))
 
 
+def _next(command: str, why: str = "") -> None:
+    """The command to type after this one."""
+    print(f"next: {command}" + (f"   # {why}" if why else ""))
+
+
+def _there(*paths: Path | None) -> None:
+    """Refuse what does not exist, before anything heavy is imported."""
+    for path in paths:
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"there is no file or folder {path}")
+
+
 def _listed(text: str) -> list[str]:
     return [part for part in text.replace(",", " ").split() if part]
 
@@ -464,4 +486,4 @@ def _only_without(why: str, **options: object) -> None:
         raise ValueError(f"{why}: {', '.join(given)} cannot be given with it")
 
 
-COMMANDS = (version, demo, generate, check, train, evaluate, finetune, report, reproduce, predict, push)
+COMMANDS = (demo, generate, check, train, evaluate, finetune, report, reproduce, predict, push)

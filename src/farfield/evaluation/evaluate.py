@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from farfield.data.dataset import Dataset
 from farfield.evaluation.rows import Record, Row, scale_order
+from farfield.progress import Progress
 from farfield.runs.run import Run
 from farfield.runs.weights import Device
 
@@ -103,15 +103,14 @@ def evaluate(
     subject.open(chosen)
     record = Record.open(run, {scale: subject.data(scale) for scale in chosen})
     console = console or Console(stderr=True)
-    columns = (TextColumn("{task.description:>8}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    with Progress(console) as bars:
         wanted = {scale: subject.wanted(scale, amount) for scale in chosen}
         todo = [scale for scale in chosen if not record.has(scale, wanted[scale])]
         wanted = {scale: record.raised(scale, wanted[scale]) for scale in todo}
         for scale in todo:
             if subject.predictions(scale, wanted[scale]) == 0:
                 raise ValueError(f"nothing to evaluate at s = {scale}: neither steps nor rollouts are asked for")
-        tasks = {s: bars.add_task(f"s = {s}", total=subject.predictions(s, wanted[s])) for s in todo}
+        tasks = {s: bars.add_task(f"s = {s:>3}", total=subject.predictions(s, wanted[s])) for s in todo}
         for scale in todo:
             began, predicted = time.perf_counter(), 0.0
 

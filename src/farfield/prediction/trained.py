@@ -56,7 +56,7 @@ class Trained:
             encoding = EncodingConfig.model_validate(config["encoding"])
             size = ModelConfig.model_validate(config["model"])
             model = build_network(SampleSpec.model_validate(description["spec"]), encoding, size)
-            load_weights(run.best_path, model)
+            load_weights(run.weights_path(), model)
             return cls(model.to(chosen_device(device)), description, encoding.name)
         except (KeyError, TypeError, ValidationError) as error:
             raise ValueError(f"{run} does not describe a trained model: {type(error).__name__}: {error}") from None

@@ -22,7 +22,6 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from farfield.data.domain import Domain
 from farfield.data.spec import SampleSpec
@@ -30,6 +29,7 @@ from farfield.data.standardise import Statistics, compute_statistics
 from farfield.data.the_well import open_split, scale_text, split_path
 from farfield.data.write import write_split
 from farfield.files import atomic_write_text, modern
+from farfield.progress import Progress
 from farfield.version import __version__
 
 BATCH_CELLS = 1 << 20  # cells solved at a time: fills the cores, and bounds memory to about 300 MB
@@ -200,9 +200,10 @@ class GridGeneration:
     ) -> str:
         """:meth:`generate` with a bar per split on a terminal; returns what was done, in words."""
         console = console or Console(stderr=True)
-        columns = (TextColumn("{task.description:>10}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-            tasks = {name: bars.add_task(name, total=config.work(split)) for name, split in config.splits.items()}
+        with Progress(console) as bars:
+            tasks = {
+                name: bars.add_task(f"{name:>10}", total=config.work(split)) for name, split in config.splits.items()
+            }
             made = self.generate(config, out, workers, lambda name, work: bars.advance(tasks[name], work))
             for name in config.splits.keys() - made:
                 bars.update(tasks[name], completed=config.work(config.splits[name]))

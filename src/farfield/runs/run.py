@@ -23,6 +23,7 @@ import io
 import json
 import os
 import platform
+import warnings
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -138,9 +139,17 @@ class Run:
         """The arrays that pictures need."""
         return read_arrays(self.samples_path) if self.samples_path.is_file() else {}
 
+    def weights_path(self) -> Path:
+        """The best weights; the last ones of a run that was stopped before its first validation, which is said."""
+        if self.best_path.is_file() or not self.last_path.is_file():
+            return self.best_path
+        warnings.warn(f"{self} has no validation behind it yet: its last weights are used", stacklevel=2)
+        return self.last_path
+
     def weights_fingerprint(self) -> str | None:
-        """Tells the best weights from all others; None where there are none."""
-        return fingerprint(self.best_path.read_bytes()) if self.best_path.is_file() else None
+        """Tells the weights that are used from all others; None where there are none."""
+        found = next((path for path in (self.best_path, self.last_path) if path.is_file()), None)
+        return None if found is None else fingerprint(found.read_bytes())
 
     def note_command(self, seed: int, precision: str, processes: int) -> None:
         """Add this command to the provenance, and what it computes with."""

@@ -8,8 +8,8 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from farfield.progress import Progress
 from farfield.runs.run import LOSS_COLUMNS, VALIDATION_COLUMNS, Run, Table
 
 
@@ -23,18 +23,8 @@ class Log:
         self.losses = Table(run.losses_path, LOSS_COLUMNS, first)
         self.validations = Table(run.validation_path, VALIDATION_COLUMNS, first)
         self.tensorboard = SummaryWriter(str(run.tensorboard_path), purge_step=first + 1)
-        self.bar = Progress(
-            TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("loss {task.fields[loss]}  rate {task.fields[rate]}  {task.fields[speed]} points/s"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task("", total=steps, completed=first, loss="-", rate="-", speed="-")
+        self.bar = Progress(console)
+        self.task = self.bar.add_task(f"step {first}/{steps}", total=steps, completed=first)
         self.bar.start()
 
     def step(self, step: int, epoch: int, loss: float, rate: float, points_per_second: float, seconds: float) -> None:
@@ -49,9 +39,8 @@ class Log:
         )
         for name, value in (("loss", loss), ("learning_rate", rate), ("points_per_second", points_per_second)):
             self.tensorboard.add_scalar(name, value, step)
-        self.bar.update(
-            self.task, completed=step, loss=f"{loss:.3e}", rate=f"{rate:.1e}", speed=f"{points_per_second:,.0f}"
-        )
+        told = f"step {step}/{self.steps}, loss {loss:.3e}, rate {rate:.1e}, {points_per_second:,.0f} points/s"
+        self.bar.update(self.task, completed=step, description=told)
 
     def validation(self, step: int, epoch: int, loss: float, best: float, seconds: float) -> None:
         """One validation."""

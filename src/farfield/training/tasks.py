@@ -85,7 +85,7 @@ def own_task(config: OwnRun) -> Task:
     torch.manual_seed(config.seed)
     model = build_network(spec, config.encoding, config.model)
     if config.starts_from is not None:
-        load_weights(Run.find(config.starts_from).best_path, model)
+        load_weights(Run.find(config.starts_from).weights_path(), model)
     scales = None
     if spec.kind == "stepping":
         scales = (

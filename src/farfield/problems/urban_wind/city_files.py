@@ -11,7 +11,6 @@ import numpy as np
 import pyvista as pv
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from farfield.data.vtk import write_vtk
 from farfield.files import atomic_path
@@ -19,6 +18,7 @@ from farfield.problems.urban_wind.formats import read_buildings
 from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, speed_ratio
 from farfield.problems.urban_wind.pictures import PedestrianMap
 from farfield.problems.urban_wind.prediction import Fields, Target, WindPredictor
+from farfield.progress import Progress
 
 OUTPUTS = (".vtu", ".vtk", ".vtp", ".npz")
 MESHES = (".vtu", ".vtk", ".vtp")
@@ -68,9 +68,7 @@ def predict_city(
     map_ = PedestrianMap.over(site) if "velocity" in wanted else None
     asked = positions if map_ is None else np.concatenate([positions, map_.positions])
     console = console or Console(stderr=True)
-    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    bar = Progress(TextColumn("{task.description}"), *columns, console=console, disable=not console.is_terminal)
-    with bar:
+    with Progress(console) as bar:
         task = bar.add_task(f"wind at {len(positions):,} points", total=draws)
         found = predictor.at(
             site,

@@ -39,7 +39,7 @@ class ColumnPredictor(WindPredictor):
         """The best weights of a run; on CUDA where there is one, unless a device is given."""
         config = ColumnRun.parse(run.settings(), str(run.config_path))
         model = config.build()
-        load_weights(run.best_path, model)
+        load_weights(run.weights_path(), model)
         data = run.dataset()
         normalisation = UrbanNormalisation.from_dict(data["normalisation"])
         scale = CorrectionScale.from_dict(data["corrections"])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console
 
 from farfield.data.vtk import write_vtk
 from farfield.files import atomic_write_text
@@ -35,6 +35,7 @@ from farfield.problems.urban_wind.solver import (
     require_openfoam,
     solve_boxes,
 )
+from farfield.progress import Progress
 
 ROUGHNESS_RANGE = (0.05, 1.0)  # m, log-uniform
 ATTEMPTS = 5
@@ -147,19 +148,10 @@ def generate_urban_wind(
     scratch.mkdir()
     stop = threading.Event()
     failed: dict[str, str] = {}
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[finished]}/{task.fields[all]} cases"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, speed_estimate_period=1800.0, disable=not show_progress) as progress:
+    with Progress(Console(stderr=True, quiet=not show_progress), speed_estimate_period=1800.0) as progress:
         finished = len(cases) - len(todo)
-        bar = progress.add_task(
-            "urban wind", total=sum(costs[c.split] for c in todo), finished=finished, all=len(cases)
-        )
+        told = f"urban wind, {{}} of {len(cases)} cases"
+        bar = progress.add_task(told.format(finished), total=sum(costs[c.split] for c in todo))
         with ThreadPoolExecutor(workers) as pool:
             futures = {pool.submit(_make_case, out, scratch, preset, seed, case, stop): case for case in todo}
             try:
@@ -170,7 +162,7 @@ def generate_urban_wind(
                     except Exception as error:  # one bad case must not cost the others their hours
                         failed[case.name] = f"{type(error).__name__}: {error}"
                     finished += case.name not in failed
-                    progress.update(bar, advance=costs[case.split], finished=finished)
+                    progress.update(bar, advance=costs[case.split], description=told.format(finished))
             except BaseException:
                 stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -199,7 +199,7 @@ class UrbanPredictor(WindPredictor):
         """The best weights of a run; on CUDA where there is one, unless a device is given."""
         config = UrbanRun.parse(run.settings(), str(run.config_path))
         model = config.build()
-        load_weights(run.best_path, model)
+        load_weights(run.weights_path(), model)
         normalisation = UrbanNormalisation.from_dict(run.dataset()["normalisation"])
         counts = PointCounts(**config.points.model_dump())
         return cls(model.to(chosen_device(device)), normalisation, counts, config.encoding.name)

@@ -1,4 +1,4 @@
-"""``python -m farfield.cli``."""
+"""``python -m farfield``."""
 
 from farfield.cli import main
 
