@@ -133,15 +133,13 @@ def train_peer(name: str, config: SteppingRun, run: Run, minutes: float, console
     resume = run.state_path.exists()
     if resume:
         steps = int(run.settings()["training"]["steps"])
-        config = config.changed({"training.steps": steps})
-        run.reopen(task.dataset)
     else:
         steps = max(1, round(60 * minutes / seconds_per_step(task, config)))
-        config = config.changed({"training.steps": steps})
-        run.create(config, task.dataset)
-    fabric = start_fabric("cpu")
-    run.note_command(config.seed, str(computing_dtype(config.training, fabric.device)), 1)
-    train(task, config.training, config.seed, run, fabric, resume=resume, console=console)
+    config = config.changed({"training.steps": steps})
+    with run.begun(config, task.dataset, resume):
+        fabric = start_fabric("cpu")
+        run.note_command(config.seed, str(computing_dtype(config.training, fabric.device)), 1)
+        train(task, config.training, config.seed, run, fabric, resume=resume, console=console)
 
 
 def seconds_per_step(task: Task, config: SteppingRun, steps: int = 8) -> float:

@@ -103,7 +103,7 @@ def main() -> None:
     try:
         with naming_extras():
             app(_joined(sys.argv[1:]), prog_name="farfield")
-    except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError, ModuleNotFoundError) as error:
         if os.environ.get("FARFIELD_DEBUG"):
             raise
         message = f"[bold red]error:[/] {escape(_sentence(error))}"

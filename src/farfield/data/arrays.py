@@ -27,6 +27,7 @@ from scipy.spatial import cKDTree
 from farfield.data.domain import Domain
 from farfield.data.source import Cloud
 from farfield.data.spec import Boundary, SampleSpec
+from farfield.files import read_arrays
 
 AXES = ("x", "y", "z")
 BOUNDARIES = ("wall", "open", "periodic")
@@ -302,13 +303,8 @@ def component_names(name: str, components: int, axes: Sequence[str]) -> tuple[st
 
 def read_npz(path: Path) -> dict[str, Any]:
     """An NPZ file's arrays; ``inputs/k`` becomes ``["inputs"]["k"]``."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            flat = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
-        raise ValueError(f"{path} is not an NPZ file, or damaged, or holds Python objects ({error})") from None
     nested: dict[str, Any] = {}
-    for name, array in flat.items():
+    for name, array in read_arrays(path).items():
         group, slash, inner = name.partition("/")
         if slash:
             nested.setdefault(group, {})[inner] = array if array.ndim else array.item()

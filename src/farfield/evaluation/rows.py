@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from farfield.files import atomic_path, atomic_write_text, this_command, write_table
+from farfield.files import atomic_path, atomic_write_text, locked, remove_partials, this_command, write_table
 from farfield.runs.run import Run
 
 
@@ -94,16 +94,19 @@ class Record:
     def open(cls, run: Run, data: Mapping[str, str]) -> Record:
         """What the folder holds, unless it is about other weights or, at some scale, other ``data`` (fingerprints)."""
         record = cls(run, run.weights_fingerprint() or "", dict(data))
-        held = run.evaluation()
-        if held and held["weights"] == record.weights:
-            theirs = held.get("data", {})
-            other = {scale for scale in data if theirs.get(scale) != data[scale]}
-            record.data = theirs | record.data
-            record.done = {scale: amount for scale, amount in held["scales"].items() if scale not in other}
-            record.commands = held.get("commands", [])
-            record.rows = [row for row in read_rows(run.rows_path) if row.scale not in other]
-            record.pictures = run.samples()  # kept results do without them
+        record._read()
         return record
+
+    def _read(self) -> None:
+        held = self.run.evaluation()
+        if held and held.get("weights") == self.weights:
+            theirs = held.get("data", {})
+            other = {scale for scale in self.data if theirs.get(scale) != self.data[scale]}
+            self.data = theirs | self.data
+            self.done = {scale: amount for scale, amount in held.get("scales", {}).items() if scale not in other}
+            self.commands = held.get("commands", [])
+            self.rows = [row for row in read_rows(self.run.rows_path) if row.scale not in other]
+            self.pictures = self.run.samples()  # kept results do without them
 
     def has(self, scale: str, wanted: dict[str, int]) -> bool:
         """Whether at least as much is done; a kind that is not counted is unlimited."""
@@ -118,19 +121,26 @@ class Record:
         return {kind: max(done[kind], wanted[kind]) for kind in wanted if kind in done}
 
     def add(self, scale: str, amount: dict[str, int], rows: list[Row], pictures: dict[str, NDArray]) -> None:
-        """Replace what is known about a scale; the file that says it is done comes last."""
-        kept = [row for row in self.rows if row.scale != scale]
-        self.rows = sorted([*kept, *rows], key=lambda row: scale_order(row.scale))
-        self.pictures |= {f"s{scale}_{name}": values for name, values in pictures.items()}
-        self.done |= {scale: amount}
-        self.commands = list(dict.fromkeys([*self.commands, this_command()]))
-        write_rows(self.run.rows_path, self.rows)
-        with atomic_path(self.run.samples_path) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, **self.pictures)  # type: ignore[arg-type]
-        described = {
-            "weights": self.weights,
-            "scales": self.done,
-            "data": {scale: self.data[scale] for scale in self.done},
-            "commands": self.commands,
-        }
-        atomic_write_text(self.run.evaluation_path, json.dumps(described, indent=1) + "\n")
+        """Replace what is known about a scale; the file that says it is done comes last.
+
+        What another process has found about other scales meanwhile is kept: one at a time reads, adds and writes.
+        """
+        run = self.run
+        with locked(run.folder / ".evaluation.lock"):
+            remove_partials(run.rows_path, run.samples_path, run.evaluation_path)
+            self._read()
+            kept = [row for row in self.rows if row.scale != scale]
+            self.rows = sorted([*kept, *rows], key=lambda row: scale_order(row.scale))
+            self.pictures |= {f"s{scale}_{name}": values for name, values in pictures.items()}
+            self.done |= {scale: amount}
+            self.commands = list(dict.fromkeys([*self.commands, this_command()]))
+            write_rows(run.rows_path, self.rows)
+            with atomic_path(run.samples_path) as partial, partial.open("wb") as file:
+                np.savez_compressed(file, **self.pictures)  # type: ignore[arg-type]
+            described = {
+                "weights": self.weights,
+                "scales": self.done,
+                "data": {scale: self.data[scale] for scale in self.done if scale in self.data},
+                "commands": self.commands,
+            }
+            atomic_write_text(run.evaluation_path, json.dumps(described, indent=1) + "\n")

@@ -7,7 +7,6 @@ number of workers.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import zlib
@@ -28,7 +27,7 @@ from farfield.data.spec import SampleSpec
 from farfield.data.standardise import Statistics, compute_statistics
 from farfield.data.the_well import open_split, scale_text, split_path
 from farfield.data.write import write_split
-from farfield.files import atomic_write_text, modern
+from farfield.files import atomic_write_text, locked, modern
 from farfield.progress import Progress
 from farfield.version import __version__
 
@@ -305,14 +304,8 @@ def _claimed(out: Path, config: DatasetConfig) -> Iterator[DatasetConfig]:
     manifest = out / "dataset.yaml"
     if out.exists() and not manifest.exists() and any(not path.name.startswith(".") for path in out.iterdir()):
         raise FileExistsError(f"{out} holds other files and no dataset: choose a new or empty folder with --out")
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it however this process ends
-        except BlockingIOError as error:
-            raise RuntimeError(
-                f"another process is generating into {out}: wait for it, or choose another --out"
-            ) from error
+    busy = f"another process is generating into {out}: wait for it, or choose another --out"
+    with locked(out / ".lock", busy):
         whole = config
         if manifest.exists():
             held = read_config(manifest)
@@ -327,9 +320,8 @@ def _claimed(out: Path, config: DatasetConfig) -> Iterator[DatasetConfig]:
             ]
             if differing:
                 raise FileExistsError(
-                    f"{out} holds another dataset ({'; '.join(differing)}): choose another folder with "
-                    f"--out, "
-                    f"or delete that one first"
+                    f"{out} holds another dataset ({'; '.join(differing)}): choose another folder with --out, or "
+                    "delete that one first"
                 )
             whole = held.replace(splits={**held.splits, **config.splits})
         atomic_write_text(manifest, yaml.safe_dump(whole.model_dump(mode="json"), sort_keys=False))

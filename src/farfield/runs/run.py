@@ -24,7 +24,8 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,10 @@ from numpy.typing import NDArray
 from farfield.files import (
     atomic_write_text,
     fingerprint,
+    locked,
     read_arrays,
     read_description,
+    remove_partials,
     this_command,
 )
 from farfield.runs.config import RunConfig, read_settings
@@ -91,6 +94,17 @@ class Run:
         if self.best_path.exists():
             raise ValueError(f"{self} already holds trained weights ({self.best_path.name}): choose another --out")
 
+    @contextmanager
+    def begun(self, config: RunConfig, dataset: Mapping[str, Any], resume: bool) -> Iterator[None]:
+        """Begin a run, or continue it, as the only process that trains into its folder; evaluations may go on."""
+        busy = f"another process is training into {self}: wait for it, or choose another --out"
+        with locked(self.folder / ".lock", busy):
+            if resume:
+                self.reopen(dataset)
+            else:
+                self.create(config, dataset)
+            yield
+
     def create(self, config: RunConfig, dataset: Mapping[str, Any]) -> None:
         """Start a new run."""
         self.check_new()
@@ -106,8 +120,10 @@ class Run:
                     f"{self} was trained on other data: its {name} is {before.get(name)}, the dataset's is "
                     f"{dataset.get(name)}; give the dataset it began with by --data, or start a new run"
                 )
-        for left_behind in self.folder.glob(".*.partial"):  # by a process that was killed while it wrote
-            left_behind.unlink()
+        remove_partials(
+            self.config_path, self.dataset_path, self.provenance_path, self.best_path, self.last_path, self.state_path,
+            self.losses_path, self.validation_path,
+        )  # fmt: skip
 
     def settings(self) -> dict[str, Any]:
         """The configuration as plain values; a :class:`farfield.problems.Problem` gives them their type."""
@@ -125,7 +141,11 @@ class Run:
 
     def evaluation(self) -> dict[str, Any]:
         """What has been evaluated; empty where nothing is noted."""
-        return _mapping(self.evaluation_path)
+        found = _mapping(self.evaluation_path)
+        for name, kind in {"weights": str, "scales": dict, "data": dict, "commands": list}.items():
+            if not isinstance(found.get(name, kind()), kind):
+                raise ValueError(f"{self.evaluation_path} is damaged at {name!r}: delete it and evaluate again")
+        return found
 
     def losses(self) -> list[dict[str, float]]:
         """One row per step."""

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -113,16 +113,28 @@ def fit(
 ) -> None:
     """Train what ``config`` says into the folder of ``run``, or continue it there."""
     task = problem.task(config)
-    if is_first_process():  # before the other processes start: they must not wait for one that has failed
-        if resume:
-            run.reopen(task.dataset)
-        else:
-            run.create(config, task.dataset)
-    fabric = start_fabric(accelerator, devices, nodes)
-    if fabric.is_global_zero:
-        dtype = computing_dtype(config.training, fabric.device)
-        run.note_command(config.seed, str(dtype).removeprefix("torch."), fabric.world_size)
-    train(task, config.training, config.seed, run, fabric, resume=resume, console=console or Console())
+    check_sizes(task, config.training, devices * nodes)  # before the folder holds anything
+    # and that before the other processes start: they must not wait for one that has failed
+    with run.begun(config, task.dataset, resume) if is_first_process() else nullcontext():
+        fabric = start_fabric(accelerator, devices, nodes)
+        if fabric.is_global_zero:
+            dtype = computing_dtype(config.training, fabric.device)
+            run.note_command(config.seed, str(dtype).removeprefix("torch."), fabric.world_size)
+        train(task, config.training, config.seed, run, fabric, resume=resume, console=console or Console())
+
+
+def check_sizes(task: Task, config: TrainingConfig, processes: int) -> None:
+    """Refuse batches that the data cannot fill or the processes cannot share, and data without validation items."""
+    parts, items = config.accumulation * processes, len(task.training_data)  # type: ignore[arg-type]
+    if config.batch_size % parts:
+        raise ValueError(
+            f"training.batch_size {config.batch_size} cannot be shared by {processes} processes with "
+            f"{config.accumulation} part(s) each: choose a multiple of {parts}"
+        )
+    if items < config.batch_size:
+        raise ValueError(f"the dataset has {items} training items, fewer than one batch of {config.batch_size}")
+    if not len(task.validation_data):  # type: ignore[arg-type]
+        raise ValueError("the dataset has no validation items, by which the best weights are chosen: add some")
 
 
 def train(
@@ -137,15 +149,7 @@ def train(
     dtype = computing_dtype(config, fabric.device)
     autocast = functools.partial(torch.autocast, fabric.device.type, dtype=dtype, enabled=dtype != torch.float32)
     scaler = torch.amp.GradScaler(fabric.device.type, enabled=dtype == torch.float16)
-    parts = config.accumulation * fabric.world_size
     items = len(task.training_data)  # type: ignore[arg-type]
-    if config.batch_size % parts:
-        raise ValueError(
-            f"training.batch_size {config.batch_size} cannot be shared by {fabric.world_size} processes with "
-            f"{config.accumulation} part(s) each: choose a multiple of {parts}"
-        )
-    if items < config.batch_size:
-        raise ValueError(f"the dataset has {items} training items, fewer than one batch of {config.batch_size}")
     steps_per_epoch = items // config.batch_size
     steps = config.total_steps(items)
 

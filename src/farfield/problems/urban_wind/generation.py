@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 
 from farfield.data.vtk import write_vtk
-from farfield.files import atomic_write_text
+from farfield.files import atomic_write_text, locked
 from farfield.problems.urban_wind.buildings import Box, UrbanDomain, random_buildings
 from farfield.problems.urban_wind.card import write_card
 from farfield.problems.urban_wind.files import INDEX_FILE, SPLIT_INDEX, SPLIT_SCALES, case_name
@@ -132,7 +132,11 @@ def generate_urban_wind(
     if workers < 1:
         raise ValueError(f"at least one worker is needed, got {workers}")
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    with locked(out / ".lock", f"another process is generating into {out}: wait for it, or choose another --out"):
+        return _generate(out, preset, workers, seed, show_progress)
+
+
+def _generate(out: Path, preset: UrbanPreset, workers: int, seed: int, show_progress: bool) -> Path:
     _check_same_settings(out, preset, seed)
     cases = list_cases(preset)
     costs = {
