@@ -148,11 +148,17 @@ def push(run_folder: str | Path, address: str, *, private: bool = False) -> str:
 
 
 @naming_extras()
-def report(runs: Iterable[str | Path], out: str | Path) -> Path:
-    """Tables, figures and one HTML page of evaluated runs, from their saved files only; returns the page's path."""
+def report(runs: Iterable[str | Path], out: str | Path, *, force: bool = False) -> Path:
+    """Tables, figures and one HTML page of evaluated runs, from their saved files only; returns the page's path.
+
+    Files that exist are overwritten with ``force`` only.
+    """
     from farfield.report.page import write_report
 
-    return write_report(runs, out, lambda name: problem_named(name).shown if name in PROBLEMS else Presentation(name))
+    def shown(problem: str) -> Presentation:
+        return problem_named(problem).shown if problem in PROBLEMS else Presentation(problem)
+
+    return write_report(runs, out, shown, force)
 
 
 def _on_disk(data: Dataset | str | Path, run: Run, whole: bool = False) -> tuple[Dataset, Path]:

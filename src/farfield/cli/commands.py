@@ -259,6 +259,7 @@ def report(
         help="Folders of evaluated runs, of one or several problems, encodings and seeds."
     ),
     out: Path = typer.Option(Path("report"), help="Folder for the page, tables and figures."),
+    force: bool = typer.Option(False, "--force", help="Overwrite a report that is there."),
 ) -> None:
     """Make tables, figures and one HTML page of evaluated runs, from their saved rows only.
 
@@ -267,7 +268,7 @@ def report(
     _there(*runs)
     from farfield.api import report
 
-    print(f"{report(runs, out)}: open it in a browser; tables and figures are beside it")
+    print(f"{report(runs, out, force=force)}: open it in a browser; tables and figures are beside it")
 
 
 def push(
@@ -343,6 +344,7 @@ def predict(
     model: str = typer.Option(help="A shipped model's name, or a run's folder."),
     out: Path = typer.Option(help="File of the prediction: the input's format, or .vtu, .vtk, .vtp, .npz for wind."),
     device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
+    force: bool = typer.Option(False, "--force", help="Overwrite files that exist."),
     input: Path | None = typer.Option(
         None, help="States to start from: .npz, or .hdf5 in The Well's layout.", rich_help_panel=_STATES
     ),
@@ -434,6 +436,7 @@ def predict(
 
     _at_least(1, steps=steps, draws=draws)
     given = {
+        "force": force or None,
         "input": input,
         "steps": steps,
         "start": start,

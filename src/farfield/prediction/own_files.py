@@ -16,17 +16,26 @@ from numpy.typing import NDArray
 from farfield.data.dataset import open_dataset
 from farfield.data.source import Cloud, Source
 from farfield.data.spec import grouped
-from farfield.files import atomic_path
+from farfield.files import atomic_path, refuse_overwriting
 from farfield.prediction.trained import Trained
 
 
-def predict_dataset(predictor: Any, path: Path, out: Path, steps: int = 1, start: int = 0) -> str:
+def predict_dataset(
+    predictor: Any, path: Path, out: Path, *, steps: int = 1, start: int = 0, force: bool = False
+) -> str:
     """Predict every simulation of a dataset; one goes to the file ``out``, several into a folder of that name."""
     data = open_dataset(path)
     predictor.spec.require_same(data.spec, "the model")
     names = [out] if len(data) == 1 else [out / f"simulation_{i:04d}.npz" for i in range(len(data))]
     if len(data) == 1 and out.suffix not in (".npz", ".vtu", ".vtp"):
         raise ValueError(f"expected a name ending in .npz, .vtu or .vtp for --out, got {out.name}")
+    refuse_overwriting(names, force, [path])
+    for simulation in range(len(data)) if predictor.spec.kind == "stepping" else ():
+        if not -data.source.states(simulation) <= start < data.source.states(simulation):
+            raise ValueError(
+                f"{data.source.name(simulation)} has {data.source.states(simulation)} states, there is no state "
+                f"{start} to start from"
+            )
     for simulation, name in enumerate(names):
         cloud = data.source.cloud(simulation)
         given = given_to(predictor, data.source, simulation)
@@ -75,6 +84,5 @@ def write_fields(path: Path, cloud: Cloud, fields: Mapping[str, NDArray]) -> Non
             mesh.point_data[name] = values if values.shape[0] == len(cloud) else values[-1]
         write_vtk(path, mesh if path.suffix == ".vtp" else mesh.cast_to_unstructured_grid())
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as partial, partial.open("wb") as file:
         np.savez(file, positions=cloud.points, **dict(fields))  # type: ignore[arg-type]

@@ -42,4 +42,5 @@ class SteadyPredictor(Trained):
         features = self._standing(points, boundary, inputs)[None]
         mean, std = self._state
         out = self._network(points, extent)(features, self._conditions(parameters, 1)).double() * std + mean
+        self._warn_of_range(out, self.fields, self._state, "the prediction", set())
         return self._named(self._from_scale(out)[0], (len(points),), np.dtype(np.float32))

@@ -94,10 +94,18 @@ class Predictor(Trained):
         state, given, dtype = self._columns(fields, self.fields, len(points))
         shape = given if shape is None else shape
         step = self.on(points, boundary, inputs=inputs, parameters=parameters, extent=extent)
-        predicted = rollout(step, state, steps)
+        predicted = self._watched(rollout(step, state, steps))
         if not initial:
             next(predicted)
         return (self._named(state, shape, dtype) for state in predicted)
+
+    def _watched(self, states: Iterator[Tensor]) -> Iterator[Tensor]:
+        """States as they come; the first time that one is beyond what was learned, it is said."""
+        told: set[str] = set()
+        for number, state in enumerate(states):
+            where = f"step {number}" if number else "the given state"
+            self._warn_of_range(self._to_scale(state.to(self.device)), self.fields, self._state, where, told)
+            yield state
 
     def on(
         self,

@@ -29,6 +29,7 @@ from farfield.runs.run import Run
 from farfield.runs.weights import Device, chosen_device, load_weights
 
 Fields = Mapping[str, ArrayLike]
+USUAL = 10.0  # spreads around the training data's mean: beyond, a network has seen nothing like it
 
 
 class Trained:
@@ -80,6 +81,7 @@ class Trained:
         if self.spec.inputs:
             logged = torch.tensor([name in self.spec.log for name in self.spec.inputs])
             given = torch.where(logged, given.log(), given)
+            self._warn_of_range(given.to(self.device), self.spec.inputs, self._input, "the given inputs", set())
         mean, std = self._input
         standardised = (given[0].to(self.device) - mean) / std if self.spec.inputs else given[0].to(self.device)
         bounded = list(self.spec.bounded)
@@ -98,6 +100,7 @@ class Trained:
         values = torch.from_numpy(np.stack(columns, axis=-1)).to(self.device)
         if not bool(torch.isfinite(values).all()):
             raise ValueError(f"parameters must be finite, got {dict(given)}")
+        self._warn_of_range(values, names, self._parameter, "the given parameters", set())
         return ((values - mean) / std).float()
 
     def _network(
@@ -133,6 +136,32 @@ class Trained:
         if not np.isfinite(points).all():
             raise ValueError("positions must be finite, they hold NaN or infinity")
         return points
+
+    def _warn_of_range(
+        self, values: Tensor, names: Sequence[str], moments: tuple[Tensor, Tensor], where: str, told: set[str]
+    ) -> None:
+        """Say with numbers what of ``values`` (..., C) is not finite, or far from what the network was trained on.
+
+        Values and moments are as they were learned (logarithms of what is on such a scale). What is ``told`` already
+        is not repeated.
+        """
+        values = values.reshape(-1, len(names))
+        far = (values - moments[0]).abs() / moments[1]
+        for column, name in enumerate(names):
+            lost = len(values) - int(values[:, column].isfinite().sum())
+            if lost and f"{name} is lost" not in told:
+                told |= {f"{name} is lost", name}
+                warnings.warn(f"{where}: {lost} of {len(values)} values of {name} are not finite", stacklevel=4)
+            elif name not in told and float(far[:, column].max()) > USUAL:
+                told.add(name)
+                mean, std = (float(moment[column]) for moment in moments)
+                reached = float(values[far[:, column].argmax(), column])
+                shown = f"ln {name}" if name in self.spec.log else name
+                warnings.warn(
+                    f"{where}: {shown} reaches {reached:.4g}, in training it was {mean:.4g} ± {std:.2g}: so far from "
+                    "that, or in another unit, a prediction means nothing",
+                    stacklevel=4,
+                )
 
     def _warn_of_spacing(self, points: NDArray[np.float64]) -> None:
         """Points much closer or further apart than in training: other units, or a mesh that the model has not seen."""
@@ -186,6 +215,10 @@ class Trained:
             bad = array.size - int(np.isfinite(array).sum())
             if bad:
                 raise ValueError(f"{kind} {name} holds {bad} values that are NaN or infinite, of {array.size}")
+            if any(part in self.spec.log for part in parts) and not (array > 0).all():
+                raise ValueError(
+                    f"{kind} {name} was learned on a logarithmic scale and must be positive, it holds {array.min():.3g}"
+                )
             columns.append(array.astype(np.float64).reshape(-1, points, len(parts)))
         if not columns:
             return torch.zeros(1, points, 0, dtype=torch.float64), (points,), np.dtype(np.float32)

@@ -56,12 +56,12 @@ class OwnProblem(Problem):
         return OwnSubject(run, data, device)
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
-        require(run, options, "input", "data", ("steps", "start"))
+        assert self.spec is not None
+        require(run, options, "input", "data", ("steps", "start") if self.spec.kind == "stepping" else ())
         from farfield.prediction.own_files import predict_dataset
 
-        return predict_dataset(
-            self.predictor(run, device), options["input"], out, options.get("steps", 1), options.get("start", 0)
-        )
+        given = dict(options)
+        return predict_dataset(self.predictor(run, device), given.pop("input"), out, **given)
 
 
 def default_run(data: Dataset, folder: str, encoding: EncodingName, seed: int = 0) -> OwnRun:

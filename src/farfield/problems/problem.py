@@ -24,6 +24,7 @@ from rich.console import Console
 from farfield.data.dataset import Dataset
 from farfield.data.spec import SampleSpec
 from farfield.evaluation.evaluate import Amount, Subject
+from farfield.files import refuse_overwriting
 from farfield.models.config import EncodingName
 from farfield.report.saved import Presentation
 from farfield.runs.config import RunConfig, SteppingRun
@@ -121,7 +122,7 @@ def require(run: Run, options: Mapping[str, Any], needed: str, what: str, known:
     problem = run.settings()["problem"]
     if needed not in options:
         raise ValueError(f"{run.folder.name} is a model of {problem}: it needs --{needed} with {what}")
-    if given := [f"--{name.replace('_', '-')}" for name in options if name not in (needed, *known)]:
+    if given := [f"--{name.replace('_', '-')}" for name in options if name not in (needed, "force", *known)]:
         raise ValueError(f"a model of {problem} has no use for {', '.join(given)}")
 
 
@@ -157,6 +158,7 @@ class SteppingProblem(Problem):
         require(run, options, "input", "states", ("steps", "start"))
         from farfield.prediction.files import predict_file
 
+        refuse_overwriting([out], options.get("force", False), [options["input"]])
         steps = options.get("steps", 1)
         predict_file(self.predictor(run, device), options["input"], out, steps, options.get("start", 0))
         return f"{out}: {steps} {'step' if steps == 1 else 'steps'} predicted"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from farfield.files import atomic_path, atomic_write_text
-from farfield.report.figures import all_figures, in_small_type
+from farfield.files import atomic_path, refuse_overwriting
+from farfield.report.figures import Drawn, all_figures, in_small_type
 from farfield.report.saved import Presentation, Results, read_runs
 from farfield.report.tables import Table, all_tables, growth, numbers_csv, percent
 from farfield.style import NAMES
@@ -32,31 +33,86 @@ code { background: #f3f6fa; padding: .1rem .3rem; border-radius: .2rem; overflow
 """
 
 
+class Pages:
+    """The files of a report: gathered, then written together into one folder, and nowhere else, whatever their names.
+
+    ``index.html``, ``tables/`` (Markdown, HTML, CSV) and ``figures/`` (PNG).
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self._files: dict[Path, bytes] = {}
+
+    def add(self, group: str, name: str, content: str | bytes) -> None:
+        """A file; what its name holds beside letters, digits and .+- becomes _, so that it leads nowhere else."""
+        path = self.folder / group / re.sub(r"[^\w.+-]", "_", name).lstrip(".")
+        if path in self._files:
+            raise ValueError(f"two files of the report would be called {path}: report these runs one by one")
+        self._files[path] = content if isinstance(content, bytes) else content.encode()
+
+    def add_table(self, table: Table) -> str:
+        """A table as Markdown, HTML and CSV; returns it as a part of the page."""
+        for ending, text in (("md", table.markdown()), ("html", table.html()), ("csv", table.csv())):
+            self.add("tables", f"{table.name}.{ending}", text)
+        return table.html()
+
+    def add_figure(self, drawn: Drawn) -> str:
+        """A figure as PNG; returns it as a part of the page, with the picture inside."""
+        for text in drawn.figure.findobj(lambda part: isinstance(part, Text) and "$" in part.get_text()):
+            text.set_parse_math(False)  # a name, no formula; the numbers at the axes are not written yet
+        picture = io.BytesIO()
+        drawn.figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
+        return self.add_picture(drawn.name, drawn.caption, picture.getvalue())
+
+    def add_picture(self, name: str, caption: str, png: bytes) -> str:
+        """:meth:`add_figure` of a picture that is drawn already."""
+        self.add("figures", f"{name}.png", png)
+        data = base64.b64encode(png).decode("ascii")
+        text = html.escape(caption, quote=True)
+        image = f'<img src="data:image/png;base64,{data}" alt="{text}">'
+        return f'<figure><figcaption>{text}</figcaption><div class="scroll">{image}</div></figure>\n'
+
+    def write(self, title: str, heading: str, body: str, force: bool) -> Path:
+        """Write all files, ``index.html`` of this body last; returns its path. Files that exist need ``force``."""
+        page = (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            '<link rel="icon" href="data:,">\n'
+            f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+            f"<h1>{html.escape(heading)}</h1>\n{body}</body>\n</html>\n"
+        )
+        self.add("", "index.html", page)
+        refuse_overwriting(reversed(self._files), force)
+        for path, content in self._files.items():
+            with atomic_path(path) as partial:
+                partial.write_bytes(content)
+        return path
+
+
 @in_small_type
-def write_report(runs: Iterable[str | Path], out: str | Path, presentation: Callable[[str], Presentation]) -> Path:
-    """Write ``index.html``, ``tables/`` (Markdown, HTML, CSV) and ``figures/`` (PNG); returns the page's path.
+def write_report(
+    runs: Iterable[str | Path], out: str | Path, presentation: Callable[[str], Presentation], force: bool = False
+) -> Path:
+    """Write :class:`Pages` about evaluated runs into the folder ``out``; returns the page's path.
 
     ``presentation`` says how a problem is shown, from its name in the rows. The result depends on the runs' saved files
     alone, byte for byte.
     """
-    saved = read_runs(runs)
-    out = Path(out)
+    saved, pages = read_runs(runs), Pages(out)
     if not saved:
         raise ValueError("give at least one evaluated run")
+    refuse_overwriting([pages.folder / "index.html"], force)  # before anything is drawn
     body = []
     for problem in dict.fromkeys(run.key[0] for run in saved):
         results = Results(problem, saved, presentation(problem))
-        tables = all_tables(results)
-        for table in tables:
-            write_table(out, table)
-        atomic_write_text(out / "tables" / f"{problem}-numbers.csv", numbers_csv(results))
-        figures = [write_figure(out, *drawn) for drawn in all_figures(results)]
+        first, *tables = [pages.add_table(table) for table in all_tables(results)]
+        pages.add("tables", f"{problem}-numbers.csv", numbers_csv(results))
         body += [
             f"<h2>{html.escape(results.shown.title)}</h2>\n",
             *(f"<p>{html.escape(line)}</p>\n" for line in findings(results)),
-            tables[0].html(),
-            *figures,
-            *(table.html() for table in tables[1:]),
+            first,
+            *(pages.add_figure(drawn) for drawn in all_figures(results)),
+            *tables,
             _commands(results),
         ]
     introduction = (
@@ -65,44 +121,7 @@ def write_report(runs: Iterable[str | Path], out: str | Path, presentation: Call
         "a point sees does not depend on how large the domain is.</p>\n"
     )
     heading = "Trained on a small domain, tested on larger ones"
-    return write_page(out, "farfield: trained small, tested large", heading, introduction + "".join(body))
-
-
-def write_page(out: Path, title: str, heading: str, body: str) -> Path:
-    """``index.html`` of a body."""
-    page = (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<link rel="icon" href="data:,">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{html.escape(heading)}</h1>\n{body}</body>\n</html>\n"
-    )
-    atomic_write_text(out / "index.html", page)
-    return out / "index.html"
-
-
-def write_table(out: Path, table: Table) -> None:
-    """A table as Markdown, HTML and CSV."""
-    atomic_write_text(out / "tables" / f"{table.name}.md", table.markdown())
-    atomic_write_text(out / "tables" / f"{table.name}.html", table.html())
-    atomic_write_text(out / "tables" / f"{table.name}.csv", table.csv())
-
-
-def write_figure(out: Path, name: str, caption: str, figure: Figure) -> str:
-    """A figure as PNG; returns it as a part of the page, with the picture inside."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
-    return write_picture(out, name, caption, picture.getvalue())
-
-
-def write_picture(out: Path, name: str, caption: str, png: bytes) -> str:
-    """:func:`write_figure` of a picture that is drawn already."""
-    with atomic_path(out / "figures" / f"{name}.png") as partial:
-        partial.write_bytes(png)
-    data = base64.b64encode(png).decode("ascii")
-    text = html.escape(caption, quote=True)
-    image = f'<img src="data:image/png;base64,{data}" alt="{text}">'
-    return f'<figure><figcaption>{text}</figcaption><div class="scroll">{image}</div></figure>\n'
+    return pages.write("farfield: trained small, tested large", heading, introduction + "".join(body), force)
 
 
 def findings(results: Results) -> list[str]:

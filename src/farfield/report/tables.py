@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,8 @@ class Table:
     rows: list[list[str]]
 
     def markdown(self) -> str:
-        lines = [self.caption, "", _line(self.header), _line(["---"] * len(self.header)), *map(_line, self.rows)]
+        rule = "| " + " | ".join(["---"] * len(self.header)) + " |"
+        lines = [escape_markdown(self.caption), "", _line(self.header), rule, *map(_line, self.rows)]
         return "\n".join(lines) + "\n"
 
     def html(self) -> str:
@@ -43,7 +45,13 @@ class Table:
 
 
 def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    return "| " + " | ".join(map(escape_markdown, cells)) + " |"
+
+
+def escape_markdown(text: str) -> str:
+    """Text that Markdown shows as it is: one line without HTML, links, pictures, columns, emphasis, headings, lists."""
+    one_line = html.escape(" ".join(text.split()), quote=False)
+    return re.sub(r"[\\`*_|~#]|\](?=[(\[:])|^[-+](?= )", r"\\\g<0>", one_line)
 
 
 def percent(fraction: float) -> str:

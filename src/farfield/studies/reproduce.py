@@ -105,7 +105,8 @@ def reproduce(
             evaluate(experiment.problem, runs[name], [scale], amount=amount, data=experiment.data, console=console)
     _say(console, 5, "report")
     shown = experiment.problem.shown
-    return write_report([run.folder for run in runs.values()], out / "report", lambda name: shown)
+    # the report is this command's own: what it says is brought up to date
+    return write_report([run.folder for run in runs.values()], out / "report", lambda name: shown, force=True)
 
 
 def rehearse(experiment: Experiment, configs: Mapping[str, RunConfig], accelerator: str = "auto") -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from farfield.data.vtk import write_vtk
-from farfield.files import atomic_path
+from farfield.files import atomic_path, refuse_overwriting
 from farfield.problems.urban_wind.formats import read_buildings
 from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, speed_ratio
 from farfield.problems.urban_wind.pictures import PedestrianMap
@@ -43,6 +43,7 @@ def predict_city(
     fields: Sequence[str] | None = None,
     seed: int = 0,
     draws: int = 1,
+    force: bool = False,
     console: Console | None = None,
 ) -> list[Path]:
     """Write the wind around an STL to ``out``, and a picture of it at 2 m height beside it; returns what was written.
@@ -54,6 +55,8 @@ def predict_city(
     if out.suffix not in OUTPUTS:
         raise ValueError(f"expected an output that ends in {', '.join(OUTPUTS)}, got {out.name}")
     wanted = predictor.wanted(fields)
+    written = [out, picture] if "velocity" in wanted else [out]
+    refuse_overwriting(written, force, [Path(file) for file in (buildings, points) if file is not None])
     ratio = speed_ratio(wind_speed, speed_height, roughness, inverse_length)
     given = None if points is None else read_points(points)
     city = read_buildings(
@@ -82,13 +85,13 @@ def predict_city(
 
     _write(out, target, {name: values[: len(positions)] for name, values in found.items()})
     if map_ is None:
-        return [out]
+        return written
     title = (
         f"Wind from {wind_direction % 360:g}°, {wind_speed:g} m/s at {speed_height:g} m, "
         f"z0 = {roughness:g} m{f', 1/L = {inverse_length:g} 1/m' if inverse_length else ''}"
     )
     map_.draw(picture, site, found["velocity"][len(positions) :], title)
-    return [out, picture]
+    return written
 
 
 def read_points(path: str | Path) -> pv.DataSet | NDArray[np.float64]:

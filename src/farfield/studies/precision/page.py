@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from farfield.report.figures import Drawn, in_small_type
-from farfield.report.page import write_figure, write_page, write_picture, write_table
+from farfield.report.page import Pages
 from farfield.report.tables import Table
 from farfield.studies.precision.rows import StabilityRow, read_stability
 from farfield.style import COLOURS
@@ -233,9 +233,7 @@ def distance_figure(numbers: Numbers) -> Drawn:
                     _line(axes, curve, encoding, way)
             axes.set(xscale="log", yscale="log")
             axes.grid(alpha=0.3)
-            axes.set_xticks(
-                [0.5, 1, 10, 100, 1e3, 1e4, 1e5, 1e6], ["0", "1", "10", "$10^2$", "$10^3$", "", "", "$10^6$"]
-            )
+            axes.set_xticks([0.5, 1, 10, 100, 1e3, 1e4, 1e5, 1e6], ["0", "1", "10", "10²", "10³", "", "", "10⁶"])
             axes.minorticks_off()
         row[0].set_ylabel(label)
     for axes, precision in zip(panels[0], FORMATS[:3], strict=True):
@@ -348,19 +346,16 @@ WHY_THE_TABLE_IS_OFF = (
 @in_small_type
 def write_stability_report(folder: str | Path, out: str | Path, command: str) -> Path:
     """Write ``index.html``, ``tables/`` and ``figures/`` about the rows in ``folder``; returns the page's path."""
-    folder, out = Path(folder), Path(out)
+    folder, pages = Path(folder), Pages(out)
     numbers = Numbers(read_stability(folder / "stability.csv"))
     with np.load(folder / "maps.npz") as arrays:
         pictures = dict(arrays)
     tables = [limits_table(numbers), choice_table(numbers), shift_table(numbers)]
-    shown_tables = {table.name: table.html() for table in tables if table is not None}
-    for table in tables:
-        if table is not None:
-            write_table(out, table)
+    shown_tables = {table.name: pages.add_table(table) for table in tables if table is not None}
     drawn = [distance_figure(numbers), map_figure(numbers, pictures), shift_figure(numbers, pictures)]
-    figures = {figure.name: write_figure(out, *figure) for figure in drawn if figure is not None}
-    kernels = write_picture(
-        out, "kernel-shapes", "How far a point sees: the kernels, dots at half of the peak.",
+    figures = {figure.name: pages.add_figure(figure) for figure in drawn if figure is not None}
+    kernels = pages.add_picture(
+        "kernel-shapes", "How far a point sees: the kernels, dots at half of the peak.",
         (folder / "kernel-shapes.png").read_bytes(),
     )  # fmt: skip
     shown = "".join(
@@ -380,7 +375,8 @@ def write_stability_report(folder: str | Path, out: str | Path, command: str) ->
         f"<h2>A trained model</h2>\n{models}"
         f"<h2>The kernels</h2>\n{kernels}<p>Made by <code>{html.escape(command)}</code></p>\n"
     )
-    return write_page(out, "farfield: precision", "Precision: where the encodings break, and where not", body)
+    heading = "Precision: where the encodings break, and where not"
+    return pages.write("farfield: precision", heading, body, force=True)  # a report of the study's own folder
 
 
 def model_lines(numbers: Numbers) -> list[str]:

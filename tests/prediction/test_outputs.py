@@ -1,0 +1,78 @@
+"""``farfield predict`` overwrites nothing unasked, and says where states leave what was seen in training."""
+
+import warnings
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import farfield as ff
+from farfield.cli import app
+
+
+@pytest.fixture(scope="module")
+def water(tmp_path_factory):
+    x = np.linspace(0.4, 99.6, 128)
+    path = tmp_path_factory.mktemp("water") / "state.npz"
+    np.savez(path, positions=x, v=0 * x, h=1 + 0.03 * np.exp(-(((x - 50) / 5) ** 2)))
+    return path
+
+
+def predict(source, out, *more):
+    result = CliRunner().invoke(
+        app, ["predict", "--model", "swe-laape", "--input", str(source), "--out", str(out), *more]
+    )
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_what_exists_is_overwritten_by_force_only(water, tmp_path):
+    source, out = tmp_path / "state.npz", tmp_path / "next.npz"
+    source.write_bytes(water.read_bytes())
+    predict(source, out)
+    made = out.read_bytes()
+    out.write_bytes(b"of great value")
+    with pytest.raises(ValueError, match=r"next\.npz exists: choose another --out, or overwrite with --force"):
+        predict(source, out)
+    with pytest.raises(ValueError, match=r"state\.npz is the input itself: choose another --out"):
+        predict(source, tmp_path / "." / "state.npz")
+    assert out.read_bytes() == b"of great value" and source.read_bytes() == water.read_bytes()
+    predict(source, out, "--force")
+    assert out.read_bytes() == made
+    predict(source, source, "--force")
+    with np.load(source) as written, np.load(out) as expected:
+        np.testing.assert_array_equal(written["h"], expected["h"])
+    assert {path.name for path in tmp_path.iterdir()} == {"state.npz", "next.npz"}
+
+
+@pytest.mark.parametrize(
+    ("heights", "said"),
+    [
+        (lambda h: 1000 * h, r"the given state: h reaches 1030, in training it was 1\.01\d ± 0\.01\d"),
+        (lambda h: -h, r"the given state: h reaches -1\.03, in training"),
+        (lambda h: 1 + 20 * (h - 1), r"the given state: h reaches 1\.59\d, in training"),
+    ],
+    ids=["millimetres", "negative", "far"],
+)
+def test_states_beyond_the_training_range_are_told_with_numbers_once(water, heights, said):
+    with np.load(water) as state:
+        fields = {"v": state["v"], "h": heights(state["h"])}
+        positions = state["positions"]
+    model = ff.load("swe-laape")
+    with pytest.warns(UserWarning, match=said) as told:
+        model.rollout(fields, positions, 2)
+    assert sum("h reaches" in str(warning.message) for warning in told) == 1
+
+
+def test_what_the_model_knows_is_not_warned_of(water):
+    with np.load(water) as state, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ff.load("swe-laape").rollout({"v": state["v"], "h": state["h"]}, state["positions"], 2)
+
+
+def test_a_prediction_that_is_no_number_any_more_is_told_at_its_step(water):
+    model = ff.load("swe-laape")
+    model._change = (model._change[0], model._change[1] * 1e200)  # whatever it predicts is far too much
+    with np.load(water) as state, pytest.warns(UserWarning, match=r"step 2: \d+ of 128 values of h are not finite"):
+        model.rollout({"v": state["v"], "h": state["h"]}, state["positions"], 3)
