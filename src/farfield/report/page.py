@@ -58,8 +58,9 @@ class Pages:
 
     def add_figure(self, drawn: Drawn) -> str:
         """A figure as PNG; returns it as a part of the page, with the picture inside."""
-        for text in drawn.figure.findobj(lambda part: isinstance(part, Text) and "$" in part.get_text()):
-            text.set_parse_math(False)  # a name, no formula; the numbers at the axes are not written yet
+        for text in drawn.figure.findobj(Text):
+            if isinstance(text, Text) and "$" in text.get_text():
+                text.set_parse_math(False)  # a name, no formula; the numbers at the axes are not written yet
         picture = io.BytesIO()
         drawn.figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
         return self.add_picture(drawn.name, drawn.caption, picture.getvalue())
