@@ -44,7 +44,6 @@ SETTINGS: dict[str, Any] = {
     "lengths": [3.0, 4.0, 5.0, 5.0],
     "wavelengths": [8.0, 64.0],
     "levels": [],
-    "mixing": False,
     "expansion": 4,
     "features": 24,
     "tolerance": 1e-3,
@@ -107,7 +106,7 @@ def build(c: dict[str, Any]) -> nn.Module:
         "laape": lambda: LAAPE(lengths, rotary=rotary),
     }[c["encoding"]]()
     overlap = None if c["overlap"] < 0 else c["overlap"]
-    tokens = PatchTokens(c["patch"], 1.0, overlap, False, tuple(c["levels"]), c["mixing"])
+    tokens = PatchTokens(c["patch"], 1.0, overlap, False, tuple(c["levels"]))
     return TransformerOperator(
         4, 2, 2, encoding=encoding, width=c["width"], depth=c["depth"], expansion=c["expansion"], heads=c["heads"],
         tokens=tokens, tolerance=c["tolerance"],

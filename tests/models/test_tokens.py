@@ -34,7 +34,7 @@ def points(cells, spacing=1.0):
 def test_shifting_by_whole_patches_shifts_the_result(space_dim, patch, levels, data):
     """On periodic axes, where a shift loses nothing."""
     levels = levels[: {1: 0, 2: 1, 3: 1, 4: 2}[patch]]
-    model = operator(space_dim, patch, periodic=True, levels=levels, mixing=True, encoding=ff.LAAPE(1.0, rotary=None))
+    model = operator(space_dim, patch, periodic=True, levels=levels, encoding=ff.LAAPE(1.0, rotary=None))
     tokens = [data.draw(st.integers(6, 12 if space_dim < 3 else 7)) for _ in range(space_dim)]
     x = torch.randn(1, 3, *(patch * n for n in tokens))
     shift = [patch * data.draw(st.integers(-3, 3)) for _ in range(space_dim)]
@@ -47,7 +47,7 @@ def test_shifting_by_whole_patches_shifts_the_result(space_dim, patch, levels, d
 @pytest.mark.parametrize("cells", [(96, 64), (97, 66)])
 def test_enlarging_the_domain_leaves_the_interior_unchanged(levels, cells):
     """Also with a patch that does not divide the domain."""
-    model = operator(levels=levels, mixing=bool(levels))
+    model = operator(levels=levels)
     x = torch.randn(1, 3, 160, cells[1])
     small, large = model.on_grid(x[:, :, : cells[0]]), model.on_grid(x)
     # two layers see twice the reach of three tokens beyond their block, the patches one more: 40 cells are enough
@@ -95,7 +95,7 @@ def test_every_parameter_learns():
     torch.manual_seed(0)
     model = ff.TransformerOperator(
         3, 2, 2, encoding=ff.LAAPE(2.0, rotary=ff.RoPE(40.0, 8.0)), width=16, depth=1, heads=2,
-        tokens=PatchTokens(4, 1.0, levels=(4, 6), mixing=True),
+        tokens=PatchTokens(4, 1.0, levels=(4, 6)),
     )  # fmt: skip
     for parameter in model.parameters():
         if not parameter.any():

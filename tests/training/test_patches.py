@@ -14,7 +14,7 @@ from farfield.training.tasks import step_pair_loss
 
 @pytest.fixture
 def run_of_patches(tmp_path):
-    """The cpu preset on a few cells: Muon, averaged weights, mirror images, levels and mixing."""
+    """The cpu preset on a few cells: Muon, averaged weights, mirror images, levels."""
     from small import generate, tiny_dataset
 
     config = tiny_dataset("gray-scott")

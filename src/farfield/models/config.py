@@ -128,8 +128,6 @@ class PatchConfig(Strict):
     """Cells by which a patch reaches into its neighbours; null for half a patch."""
     levels: tuple[int, ...] = ()
     """Features of the U-Net's levels between cells and tokens, the finest first."""
-    mixing: bool = False
-    """Let the blocks' networks see the neighbouring tokens, by a convolution; else they are point-wise."""
 
 
 class ModelConfig(SizeConfig):
@@ -154,9 +152,7 @@ class ModelConfig(SizeConfig):
         tokens = None
         if self.tokens is not None:
             patches = self.tokens
-            tokens = PatchTokens(
-                patches.patch, tuple(spacing), patches.overlap, periodic, patches.levels, patches.mixing
-            )
+            tokens = PatchTokens(patches.patch, tuple(spacing), patches.overlap, periodic, patches.levels)
         size = self.model_dump(exclude={"tokens"})
         model = TransformerOperator(
             in_features, out_features, len(spacing), encoding=built, tokens=tokens, conditions=conditions, **size

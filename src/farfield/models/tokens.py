@@ -87,8 +87,6 @@ class PatchTokens:
     overlap: int | None = None
     periodic: bool | tuple[bool, ...] = False
     levels: tuple[int, ...] = ()
-    mixing: bool = False
-    """Whether the blocks' networks see the neighbouring tokens (a convolution) or are point-wise."""
 
     def periodic_axes(self, space_dim: int) -> tuple[bool, ...]:
         """One answer per axis."""
@@ -187,11 +185,14 @@ class Convolutions(nn.Module):
     """Twice gelu(conv(x)), 3 cells wide, as in a U-Net but without a norm.
 
     A norm over the domain would not be local, and one over the channels of each cell forgets how large the fields are.
+    With ``exact``, the first of the two reads physical values: outside of autocast (see :func:`exactly`).
     """
 
-    def __init__(self, in_features: int, features: int, space_dim: int, periodic: tuple[bool, ...]):
+    def __init__(
+        self, in_features: int, features: int, space_dim: int, periodic: tuple[bool, ...], exact: bool = False
+    ):
         super().__init__()
-        self.periodic, self.space_dim = periodic, space_dim
+        self.periodic, self.space_dim, self.exact = periodic, space_dim, exact
         self.weights = nn.ParameterList(
             nn.Parameter(torch.empty(features, size, *(3,) * space_dim)) for size in (in_features, features)
         )
@@ -204,13 +205,15 @@ class Convolutions(nn.Module):
 
         Without gradients strip by strip along the first axis: a large domain is never copied as a whole.
         """
-        for weight, bias in zip(self.weights, self.biases, strict=True):
-            cells = parts[0].shape[2:]
-            strip = cells[0] if torch.is_grad_enabled() else max(8, _STRIP * cells[0] // math.prod(cells))
-            done = [
-                self._layer(parts, weight, bias, first, min(first + strip, cells[0]))
-                for first in range(0, cells[0], strip)
-            ]
+        cells, device = parts[0].shape[2:], parts[0].device.type
+        strip = cells[0] if torch.is_grad_enabled() else max(8, _STRIP * cells[0] // math.prod(cells))
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            exact = self.exact and layer == 0
+            with torch.autocast(device, enabled=torch.is_autocast_enabled(device) and not exact):
+                done = [
+                    self._layer(parts, weight, bias, first, min(first + strip, cells[0]))
+                    for first in range(0, cells[0], strip)
+                ]
             parts = (done[0] if len(done) == 1 else torch.cat(done, dim=2),)
         return parts[0]
 
@@ -226,25 +229,6 @@ class Convolutions(nn.Module):
         x = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
         x = padded(x, inner, inner, self.periodic)
         return F.gelu(_CONVOLUTION[self.space_dim](x, weight, bias))
-
-
-class NeighbourNetwork(nn.Module):
-    """linear(gelu(conv(x))) on a grid of tokens, 3 tokens wide: the block's network, which here sees the neighbours."""
-
-    def __init__(self, width: int, inner: int, space_dim: int, periodic: tuple[bool, ...]):
-        super().__init__()
-        self.periodic, self.space_dim = periodic, space_dim
-        self.weight = nn.Parameter(torch.empty(inner, width, *(3,) * space_dim))
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        self.bias = nn.Parameter(torch.zeros(inner))
-        self.out = nn.Linear(inner, width)
-
-    def forward(self, x: Tensor, grid: Sequence[int]) -> Tensor:
-        """Tokens (B, N, W) of a grid -> (B, N, W)."""
-        one = (1,) * self.space_dim
-        y = padded(x.transpose(1, 2).unflatten(2, tuple(grid)), one, one, self.periodic)
-        y = _CONVOLUTION[self.space_dim](y, self.weight, self.bias)
-        return self.out(F.gelu(y.flatten(2).transpose(1, 2)))
 
 
 class Patches(nn.Module):
@@ -295,7 +279,8 @@ class Patches(nn.Module):
         where = (space_dim, last, self.overlap, self.periodic)
         finest, coarsest = (levels[0], levels[-1]) if levels else (0, 0)
         self.inward = nn.ModuleList(
-            Convolutions(a, b, space_dim, self.periodic) for a, b in itertools.pairwise([in_features, *levels])
+            Convolutions(a, b, space_dim, self.periodic, exact=level == 0)
+            for level, (a, b) in enumerate(itertools.pairwise([in_features, *levels]))
         )
         self.gather = Gather(coarsest or in_features, width, *where)
         self.scatter = Scatter(width, coarsest or out_features, *where, zero=not levels)
@@ -334,7 +319,7 @@ class Patches(nn.Module):
             x = x.contiguous(memory_format=torch.channels_last)
         kept: list[Tensor] = []
         for block in self.inward:
-            kept.append(block(_POOL[self.space_dim](kept[-1], 2)) if kept else exactly(block, x))
+            kept.append(block(_POOL[self.space_dim](kept[-1], 2)) if kept else block(x.to(block.biases[0].dtype)))
         return self.gather(kept[-1]).flatten(2).transpose(1, 2), kept
 
     def project(self, tokens: Tensor, kept: list[Tensor], cells: Sequence[int]) -> Tensor:

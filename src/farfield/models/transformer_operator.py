@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from farfield.attention import AllPairs, AttentionPlan, Encoding, local_attention, plan_attention, shared_positions
 from farfield.attention.wavelengths import warn_of_wavelengths
 from farfield.models.saved import read_model, write_model
-from farfield.models.tokens import NeighbourNetwork, Patches, PatchTokens, apply_on_cells, exactly, grid_of
+from farfield.models.tokens import Patches, PatchTokens, apply_on_cells, exactly, grid_of
 
 # Without gradients, point-wise layers take so many points at a time: their inner width (4 W) never meets all N.
 _CHUNK = 16_384
@@ -86,8 +86,7 @@ class Block(nn.Module):
 
         x <- x + attention((1 + a) norm(x) + b);   x <- x + mlp((1 + c) norm(x) + d);   (a, b, c, d) = linear(condition)
 
-    The linear map begins at zero: a block learns from there how much the condition matters to it. ``network`` is the
-    mlp, point-wise unless given.
+    The linear map begins at zero: a block learns from there how much the condition matters to it.
     """
 
     def __init__(
@@ -96,7 +95,6 @@ class Block(nn.Module):
         heads: int,
         encoding: Encoding,
         expansion: int = 4,
-        network: NeighbourNetwork | None = None,
         conditioned: bool = False,
     ):
         super().__init__()
@@ -104,7 +102,7 @@ class Block(nn.Module):
         self.attention = Attention(width, heads, encoding)
         self.norm_mlp = nn.LayerNorm(width)
         inner = expansion * width
-        self.mlp = network or nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
         if conditioned:
             self.modulate = nn.Linear(width, 4 * width)
             nn.init.zeros_(self.modulate.weight)
@@ -114,12 +112,11 @@ class Block(nn.Module):
         self,
         x: Tensor,
         positions: Tensor,
-        grid: tuple[int, ...] | None = None,
         condition: Tensor | None = None,
         key_positions: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Points (B, N, W) that attend to one another, under a condition (B, 1, W); ``grid`` is the shape of theirs.
+        """Points (B, N, W) that attend to one another, under a condition (B, 1, W).
 
         With ``key_positions``, those of the first points, only these offer keys and values: the others read.
         """
@@ -130,12 +127,7 @@ class Block(nn.Module):
         offered = normed if key_positions is None else normed[:, : key_positions.shape[-2]]
         q, (k, v) = self.attention.queries(normed), self.attention.keys_values(offered)
         del normed, offered  # a gigabyte and a half for two million points
-        attended = self.attention.read(q, k, v, positions, key_positions, **options)
-        if not isinstance(self.mlp, NeighbourNetwork):
-            return self._add(x, attended, then)
-        assert grid is not None
-        x = x + attended
-        return x + self.mlp(self._normed(x, then), grid)
+        return self._add(x, self.attention.read(q, k, v, positions, key_positions, **options), then)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What points (B, N, W) offer to readers: twice (B, H, N, W / H)."""
@@ -229,14 +221,8 @@ class TransformerOperator(nn.Module):
             )
             self.cell_spacing = tokens.cell_spacing(space_dim)
             self.token_spacing = tuple(tokens.patch * s for s in self.cell_spacing)
-
-        def network() -> NeighbourNetwork | None:
-            if tokens is None or not tokens.mixing:
-                return None
-            return NeighbourNetwork(width, expansion * width, space_dim, tokens.periodic_axes(space_dim))
-
         self.blocks = nn.ModuleList(
-            Block(width, heads, copy.deepcopy(encoding), expansion, network(), conditions > 0) for _ in range(depth)
+            Block(width, heads, copy.deepcopy(encoding), expansion, conditions > 0) for _ in range(depth)
         )
         if conditions:
             self.condition = nn.Sequential(nn.Linear(conditions, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
@@ -272,7 +258,7 @@ class TransformerOperator(nn.Module):
         cells = tuple(fields.shape[2:])
         x, kept = self.patches.embed(fields)
         grid = self.patches.tokens(cells)
-        x = self._through_blocks(x, grid=grid, conditions=conditions, **self._places(grid, x))
+        x = self._through_blocks(x, conditions=conditions, **self._places(grid, x))
         return self.patches.project(pointwise(self.norm, x), kept, cells)
 
     def _on_points(self, features: Tensor, positions: Tensor, conditions: Tensor | None) -> Tensor:
@@ -377,7 +363,6 @@ class TransformerOperator(nn.Module):
         x: Tensor,
         positions: Tensor,
         *,
-        grid: tuple[int, ...] | None = None,
         keys: int | None = None,
         conditions: Tensor | None = None,
         period: Sequence[float | None] | None = None,
@@ -405,9 +390,9 @@ class TransformerOperator(nn.Module):
         options |= {"period": period, "plan": plan, "backend": self.backend if plan is None else plan.backend}
         for block in self.blocks:
             if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, positions, grid, use_reentrant=False, **options)
+                x = checkpoint(block, x, positions, use_reentrant=False, **options)
             else:
-                x = block(x, positions, grid, **options)
+                x = block(x, positions, **options)
         return x
 
     def _plan_of(
