@@ -318,8 +318,9 @@ class Patches(nn.Module):
         if self.space_dim == 2:  # the layout that convolutions and the norm over channels like best
             x = x.contiguous(memory_format=torch.channels_last)
         kept: list[Tensor] = []
+        dtype = next(self.parameters()).dtype
         for block in self.inward:
-            kept.append(block(_POOL[self.space_dim](kept[-1], 2)) if kept else block(x.to(block.biases[0].dtype)))
+            kept.append(block(_POOL[self.space_dim](kept[-1], 2)) if kept else block(x.to(dtype)))
         return self.gather(kept[-1]).flatten(2).transpose(1, 2), kept
 
     def project(self, tokens: Tensor, kept: list[Tensor], cells: Sequence[int]) -> Tensor:
