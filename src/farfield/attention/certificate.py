@@ -166,12 +166,15 @@ class Certificate:
     keys: KeySummary
     head_dim: int
     certify: bool
+    elsewhere: Tensor | None = None  # (2, G): the largest |k| and |v| of all, keys that others hold included
 
     def __post_init__(self) -> None:
         subtiles, tiles = self.plan.subtiles, self.plan.queries
         self.first = torch.searchsorted(subtiles.start, tiles.start)  # the first subtile of each tile, and the end
         self.longest = self.keys.longest.amax(0)  # (G,)
         self.largest = self.keys.value.amax(0)
+        if self.elsewhere is not None:
+            self.longest, self.largest = torch.maximum(torch.stack([self.longest, self.largest]), self.elsewhere)
         device = self.keys.longest.device
         self.low, self.high = (t.to(device) for t in (self.plan.keys.low, self.plan.keys.high))
         self.points = self.plan.keys.count().to(self.keys.longest)
@@ -225,7 +228,7 @@ class Certificate:
 
         longest = self.queries.longest[s]
         most = longest * self.longest / root
-        if self.certify:  # (2) with the worst centroid, radius and spread of all
+        if self.certify and self.elsewhere is None:  # (2) with the worst centroid, radius and spread of all
             spread = _log_curve(longest * self.widest / root) + 2 * longest.log() + self.density.log()
             aside = longest * self.aside / root
             most = torch.minimum(

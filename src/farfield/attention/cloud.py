@@ -190,7 +190,7 @@ def _images(
             above = torch.minimum(above, smallest - float(kernel.floor(space_dim).reshape(-1)[0]))
             weight = torch.maximum(weight, torch.exp(-smallest))
         kept = (above <= excess).nonzero()[:, 0]
-        lost += float(weight.sum() - weight[kept].sum())
+        lost += max(0.0, float(weight.sum() - weight[kept].sum()))  # rounding could make nothing less than that
         found.append(kept.numpy())
         moved.append(offset.expand(len(kept), -1).numpy())
     return np.concatenate(found), np.concatenate(moved), lost + _beyond(len(keys), period, near, far, excess)

@@ -16,13 +16,16 @@ from farfield.attention.cloud import Cloud
 from farfield.attention.dense import AllPairs, dense, image_reach, reference
 from farfield.attention.encoding import Encoding
 from farfield.attention.flex import flex
+from farfield.attention.group import Group
 from farfield.attention.plan import AttentionPlan, plan_cloud
 from farfield.attention.problem import Problem
 from farfield.attention.reachable import out_of_reach
+from farfield.attention.sharded import ShardedPlan
 from farfield.attention.tiled import tiled
 from farfield.attention.wavelengths import warn_of_wavelengths
 
 _log = logging.getLogger(__name__)
+Plan = AttentionPlan | AllPairs | ShardedPlan
 
 
 def local_attention(
@@ -35,7 +38,7 @@ def local_attention(
     encoding: Encoding,
     backend: str = "auto",
     tolerance: float = 1e-4,
-    plan: AttentionPlan | AllPairs | None = None,
+    plan: Plan | None = None,
     period: Any = None,
     key_mask: Tensor | None = None,
     lengths: Counts | None = None,
@@ -57,7 +60,8 @@ def local_attention(
         tolerance: what the sparse backends may be off by: each query's output by ``tolerance`` times the largest value
             |v| that its tile has read (or ``tolerance`` times the largest of all, if that is more). It is a bound,
             proved in :mod:`farfield.attention.certificate`. Also what counts as out of reach for ``empty``.
-        plan: from :func:`plan_attention`; made here if not given, for this call alone. It keeps its own tolerance.
+        plan: from :func:`plan_attention`; made here if not given, for this call alone. It keeps its own tolerance. With
+            that of a group, q, k, v and positions are those at hand, and all members of the group call together.
         period: the length after which the domain repeats, one per axis, None for axes that do not: keys are seen with
             all of their images in reach, as if the domain were repeated for ever.
         key_mask: (B, Nk), True for the keys that may be read.
@@ -79,6 +83,14 @@ def local_attention(
     looking = not torch.compiler.is_compiling() and plan is None
     options = {"period": period, "key_mask": key_mask, "lengths": lengths, "key_lengths": key_lengths}
     cloud = make_cloud(query_positions, key_positions, encoding, look=looking, **options)
+    if isinstance(plan, ShardedPlan):
+        plan.check(cloud, encoding)
+
+        def here(k: Tensor, v: Tensor, part: AttentionPlan) -> Tensor:
+            where = (part.cloud.query_positions, part.cloud.key_positions)
+            return local_attention(q, k, v, *where, encoding=encoding, plan=part, empty=empty, certify=certify)
+
+        return plan.attend(q, k, v, here)
     check_tensors(q, k, v, cloud, encoding)
     if q.shape[0] == 0 or q.shape[1] == 0 or q.shape[2] == 0:
         return q.new_zeros((*q.shape[:3], v.shape[-1]))
@@ -117,17 +129,21 @@ def plan_attention(
     heads: int = 1,
     query_tile: int | None = None,
     key_tile: int | None = None,
-) -> AttentionPlan | AllPairs:
+    group: Group | None = None,
+) -> Plan:
     """What attention needs to know about its points, for all layers and steps that share them.
 
     Positions, ``tolerance``, ``period``, ``key_mask`` and ``lengths`` as in :func:`local_attention`. With
     ``backend="auto"`` it also decides between all pairs and tiles, for layers of ``heads`` heads (times the batch
     entries that share the points). ``query_tile`` and ``key_tile`` are points per tile; by default queries take the
-    size that makes the whole cheapest.
+    size that makes the whole cheapest. With a ``group`` the positions are those at hand, perhaps none; all of its
+    members call this together, and then :func:`local_attention` with what they get (:mod:`farfield.attention.sharded`).
     """
     _check_options(backend, tolerance, "zero")
     options = {"period": period, "key_mask": key_mask, "lengths": lengths, "key_lengths": key_lengths}
     cloud = make_cloud(query_positions, key_positions, encoding, **options)
+    if group is not None:
+        return ShardedPlan(group, cloud, encoding, tolerance)
     for name, points in (("query_positions", cloud.query_positions), ("key_positions", cloud.key_positions)):
         if points.shape[-2] == 0:
             raise ValueError(f"a plan needs {name} (N, P), at least one, got the shape {tuple(points.shape)}")

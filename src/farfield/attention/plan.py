@@ -83,6 +83,8 @@ class AttentionPlan(OfOneCloud):
     backend: str = "tiled"
     reason: str = "a plan was given"
     pairs_read: float = 0.0  # query-key pairs that the last tiled call has computed, averaged over its heads
+    elsewhere: Tensor | None = None  # (2, B, H), largest |k| and |v| of all, where other processes hold further keys
+    at_once: int = 1 << 27  # without gradients, heads are served one by one beyond so many numbers of q: less memory
     _wider: AttentionPlan | None = field(default=None, repr=False)
 
     def pairs(self) -> int:
@@ -201,7 +203,7 @@ def _planned(
     finest = _FINEST if sizes[-1] % _FINEST == 0 else sizes[-1]
     tilings, tree = build_tiles(where_q, tuple(dict.fromkeys((*sizes, finest))), metric, clouds)
     keys = tilings[-1]
-    if not (cloud.own and cloud.period is None and key_tile == finest):
+    if not (cloud.own and cloud.period is None and key_tile == finest and len(flat_k) == len(flat_q)):
         (keys,), tree = build_tiles(where_k, (key_tile,), metric, key_counts)
     groups: Sequence[list[int] | None] = encoding.head_groups() or [None]
     kernels = [widest if group is None else widest.select(group[:1], widest=True) for group in groups]
@@ -246,13 +248,14 @@ def _search(
     limit: float,
     slack: float,
     missing: list[float] | None,
+    best_known: np.ndarray | None = None,
 ) -> Reach:
     """List, for every query tile, the key tiles that can matter to any of its queries.
 
     Phi counts from ``best``, which no query's best key exceeds: in self-attention a query is at hand for itself,
     otherwise it is the smallest of the largest potentials between the boxes. What is not listed is summed up, branch by
     branch, and multiplied by exp(``slack``), for lengths that may get shorter; ``missing`` is the mass of images that
-    are no keys at all.
+    are no keys at all. ``best_known`` (Tq,) is what ``best`` is at most, from keys that are not in this tree.
     """
     sizes, tiles, potentials, bests, unlisted, masses = ([] for _ in range(6))
     here = torch.zeros(queries.low.shape[1], dtype=torch.float64)
@@ -261,7 +264,7 @@ def _search(
         part = slice(first, first + _TILES_AT_A_TIME)
         q_low, q_high = queries.low[part].numpy(), queries.high[part].numpy()
         count = len(q_low)
-        best = np.full(count, at_hand)
+        best = np.full(count, at_hand) if best_known is None else best_known[part].copy()
         owner, node = np.arange(count), tree.roots[queries.cloud[part].numpy()]
         found: list[tuple[np.ndarray, ...]] = []
         dropped: list[tuple[np.ndarray, ...]] = []

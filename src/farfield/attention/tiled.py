@@ -36,8 +36,6 @@ _FIRST = 6.0
 _STEP = 10.0
 # Nor may a tile with its keys be wider than the channels can serve; the keys need the rest of the range.
 _TILE_SHARE = 0.5
-# Without gradients, heads are served one at a time beyond so many numbers, to keep the sorted copies small.
-_LARGE = 1 << 27
 
 
 @torch.compiler.disable
@@ -45,7 +43,7 @@ def tiled(problem: Problem, plan: AttentionPlan) -> Tensor:
     """(B, H, Nq, Dv), exact to the plan's tolerance. Leaves in the plan how many pairs it has computed."""
     plan.pairs_read = 0.0
     heads = problem.q.shape[1]
-    one_by_one = not problem.needs_gradients() and problem.q.numel() > _LARGE
+    one_by_one = not problem.needs_gradients() and problem.q.numel() > plan.at_once
     pieces: dict[int, Tensor] = {}
     for number, reach in enumerate(plan.reaches):
         members = list(range(heads)) if reach.heads is None else reach.heads
@@ -82,8 +80,9 @@ def _attend(problem: Problem, plan: AttentionPlan, number: int, heads: list[int]
         extra = extra * weight
     width = padded_width(q.shape[-1] + extra.shape[-1], v.shape[-1])
     wide = (_widened([q, extra], width), _widened([k], width), _widened([v], width))
+    elsewhere = None if plan.elsewhere is None else plan.elsewhere[:, :, heads].flatten(1)
     loop.certificate = Certificate(
-        plan, loop.reach, loop.one_of_each(), *summaries, problem.q.shape[-1], problem.certify
+        plan, loop.reach, loop.one_of_each(), *summaries, problem.q.shape[-1], problem.certify, elsewhere
     )
     out = _TiledAttention.apply(*wide, where_q, where_k, weight, loop, *problem.encoding.parameters())
     if loop.short > 0:  # the lists end too early for these logits

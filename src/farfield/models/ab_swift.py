@@ -36,7 +36,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from farfield.attention import LAAPE, LASPE, AllPairs, AttentionPlan, Encoding, RoPE, plan_attention
+from farfield.attention import LAAPE, LASPE, Encoding, Plan, RoPE, plan_attention
 from farfield.models.transformer_operator import Block, exactly, pointwise
 
 FIELDS = {"velocity": 3, "pressure": 1, "k": 1, "epsilon": 1}
@@ -153,7 +153,7 @@ class Branch:
     tokens: Tensor
     options: dict[str, Any]  # of :func:`farfield.local_attention`
     checkpointing: bool = False
-    plans: dict[tuple, tuple[Tensor, AttentionPlan | AllPairs]] = field(default_factory=dict)
+    plans: dict[tuple, tuple[Tensor, Plan]] = field(default_factory=dict)
 
     def offer(self, block: Block) -> Offer:
         return Offer(block, self.positions, *block.keys_values(self.tokens))
@@ -168,7 +168,7 @@ class Branch:
         else:
             self.tokens = offer.block.read(*given, **options)
 
-    def _plan(self, offer: Offer) -> AttentionPlan | AllPairs:
+    def _plan(self, offer: Offer) -> Plan:
         """The plan for reading from these points, made for the first block that does."""
         encoding = offer.block.attention.encoding
         key = (id(offer.positions), encoding.identity())

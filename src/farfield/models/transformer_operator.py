@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +24,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from farfield.attention import AllPairs, AttentionPlan, Encoding, local_attention, plan_attention, shared_positions
+from farfield.attention import (
+    Encoding,
+    Group,
+    Plan,
+    ShardedPlan,
+    local_attention,
+    plan_attention,
+    shared_positions,
+)
 from farfield.attention.wavelengths import warn_of_wavelengths
 from farfield.models.saved import read_model, write_model
 from farfield.models.tokens import Patches, PatchTokens, apply_on_cells, exactly, grid_of
@@ -229,7 +238,7 @@ class TransformerOperator(nn.Module):
         self.norm = nn.LayerNorm(width)
         if tokens is None:
             self.project = nn.Linear(width, out_features)
-        self._last_plan: tuple | None = None
+        self._last_plans: dict[int | None, tuple] = {}
 
     @property
     def encoding(self) -> Encoding:
@@ -294,12 +303,16 @@ class TransformerOperator(nn.Module):
         *,
         batch: int = 1,
         period: Sequence[float | None] | None = None,
-    ) -> AttentionPlan | AllPairs:
+        group: Group | None = None,
+    ) -> Plan:
         """What all blocks need to know about the points: which keys each query can see, or that all pairs are computed.
 
-        ``forward`` makes it by itself, and keeps it as long as it is given the same points.
+        ``forward`` makes it by itself, and keeps it as long as it is given the same points. With a group the points are
+        those at hand, and a member with other weights is refused.
         """
-        if self.warns:
+        if group is not None:
+            group.agree("model (layers and weights)", _fingerprint(self))
+        if self.warns and positions.shape[-2]:
             head_dim = self._arguments["width"] // self.heads
             warn_of_wavelengths(self.encoding, positions if key_positions is None else key_positions, head_dim, 6)
         return plan_attention(
@@ -310,6 +323,7 @@ class TransformerOperator(nn.Module):
             backend=self.backend,
             period=period,
             heads=batch * self.heads,
+            group=group,
         )
 
     def forward(
@@ -320,7 +334,8 @@ class TransformerOperator(nn.Module):
         *,
         query_positions: Tensor | None = None,
         period: Sequence[float | None] | None = None,
-        plan: AttentionPlan | AllPairs | None = None,
+        plan: Plan | None = None,
+        group: Group | None = None,
     ) -> Tensor:
         """(B, N, in), (N, P) or (B, N, P), conditions (B, K) -> (B, N, out).
 
@@ -329,7 +344,9 @@ class TransformerOperator(nn.Module):
         of them may be asked for in pieces; train the network with them, too.
 
         ``period`` is the length per axis after which the domain repeats, None for axes that do not (patches know
-        theirs; RoPE, which is not local, cannot use it); ``plan`` that of these points, made here if not given.
+        theirs; RoPE, which is not local, cannot use it); ``plan`` that of these points, made here if not given. With a
+        ``group`` the points are this member's part of the domain, perhaps none, and all members call together: the
+        answer is what the whole domain would give at these points.
         """
         if features.ndim != 3 or features.shape[-1] != self.in_features:
             raise ValueError(
@@ -355,7 +372,7 @@ class TransformerOperator(nn.Module):
             )
             positions = torch.cat(list(where), dim=-2)
         x = pointwise(lambda part: exactly(self.embed, part), features)
-        x = self._through_blocks(x, positions, keys=keys, conditions=conditions, period=period, plan=plan)
+        x = self._through_blocks(x, positions, keys=keys, conditions=conditions, period=period, plan=plan, group=group)
         return pointwise(lambda part: exactly(self.project, self.norm(part)), x[:, keys or 0 :])
 
     def _through_blocks(
@@ -366,7 +383,8 @@ class TransformerOperator(nn.Module):
         keys: int | None = None,
         conditions: Tensor | None = None,
         period: Sequence[float | None] | None = None,
-        plan: AttentionPlan | AllPairs | None = None,
+        plan: Plan | None = None,
+        group: Group | None = None,
     ) -> Tensor:
         """Tokens (B, N, W) through all blocks; with ``keys``, the first so many of them offer keys, the others read."""
         options: dict[str, Any] = {"tolerance": self.tolerance}
@@ -381,14 +399,17 @@ class TransformerOperator(nn.Module):
             period = None
         positions = shared_positions(positions)
         key_positions = None if keys is None else positions[..., :keys, :]
-        if plan is None and x.shape[0] and x.shape[1] and not torch.compiler.is_compiling():
-            plan = self._plan_of(positions, keys, len(x), period)
+        some = x.shape[0] and x.shape[1]
+        if plan is None and (some or group is not None) and not torch.compiler.is_compiling():
+            plan = self._plan_of(positions, keys, len(x), period, group)
             if not positions.requires_grad and positions.ndim == plan.cloud.query_positions.ndim:
                 positions = plan.cloud.query_positions  # blocks see at once that these are the plan's own
                 key_positions = None if keys is None else plan.cloud.key_positions
         options["key_positions"] = key_positions
         options |= {"period": period, "plan": plan, "backend": self.backend if plan is None else plan.backend}
         for block in self.blocks:
+            if isinstance(plan, ShardedPlan):
+                plan.group.set_aside(x)
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, positions, use_reentrant=False, **options)
             else:
@@ -396,19 +417,38 @@ class TransformerOperator(nn.Module):
         return x
 
     def _plan_of(
-        self, positions: Tensor, keys: int | None, batch: int, period: Sequence[float | None] | None
-    ) -> AttentionPlan | AllPairs:
+        self,
+        positions: Tensor,
+        keys: int | None,
+        batch: int,
+        period: Sequence[float | None] | None,
+        group: Group | None = None,
+    ) -> Plan:
         """The plan of these points: the last one, if a rollout or a training set comes back to the same points."""
-        wanted = (self.backend, self.tolerance, batch, keys, None if period is None else tuple(period))
-        if self._last_plan is not None:
-            known, plan = self._last_plan
-            where = plan.cloud.query_positions
+        wanted = (self.backend, self.tolerance, batch, keys, None if period is None else tuple(period), group)
+        member = None if group is None else group.rank  # members in turn share this model
+        last, known = self._last_plans.get(member), None
+        if last is not None and last[0] == wanted:
+            where = last[1].cloud.query_positions
             alike = (
                 where.shape == positions.shape and where.dtype == positions.dtype and where.device == positions.device
             )
-            if known == wanted and alike and torch.equal(where, positions.detach()):
-                return plan
-        kept = positions.detach().clone()  # whatever becomes of the caller's
-        plan = self.plan(kept, None if keys is None else kept[..., :keys, :], batch=batch, period=period)
-        self._last_plan = (wanted, plan)
-        return plan
+            if alike and torch.equal(where, positions.detach()):
+                known = last[1]
+        if group is not None and not all(group.gather(known is not None)):  # some other member has other points
+            known = None
+        if known is None:
+            kept = positions.detach().clone()  # whatever becomes of the caller's
+            own_keys = None if keys is None else kept[..., :keys, :]
+            known = self.plan(kept, own_keys, batch=batch, period=period, group=group)
+            self._last_plans[member] = (wanted, known)
+        return known
+
+
+def _fingerprint(module: nn.Module) -> str:
+    """The same for the same weights in the same places only."""
+    digest = hashlib.sha256(repr(module).encode())
+    for name, tensor in module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]

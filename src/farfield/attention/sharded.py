@@ -1,0 +1,320 @@
+"""Attention over points that are spread over the members of a group, equal to attention over all of them in one.
+
+Each member holds some queries and some keys. Once per cloud everybody tells the others the boxes of its queries; by the
+plan's own search each finds which of its keys are in reach of whose queries, and sends their positions there. Per layer
+one exchange brings those keys and values (gradients take the same way back), and the tiled backend serves the queries
+at hand with the keys at hand and those received: *nothing else is new*.
+
+*The tolerance holds across the cuts.* What a member does not send is, to the receiver, a branch that its plan dropped:
+the sender's search bounds its mass sum n exp(-Phi) for each box of queries, and the certificate
+(:mod:`farfield.attention.certificate`) takes it with the largest |k| and |v| of the whole group, which the members
+agree on in every layer. If that is not enough for some tile anywhere, all of them exchange more keys and try again.
+
+Points of a periodic domain are sent as the images that the receiver sees. A member without points takes part and gets
+nothing; one whose keys are far from all queries sends none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farfield.attention.cloud import Cloud, OfOneCloud, rising_reach, seen_keys
+from farfield.attention.encoding import Encoding
+from farfield.attention.group import Group
+from farfield.attention.plan import AttentionPlan, _search, plan_cloud, typical_reach
+from farfield.attention.tiles import Tiles, Tree, build_tiles
+
+# Lists reach this much further (in Phi) than layers with ordinary logits read, as those of a single process.
+_RESERVE = 16.0
+# Queries per box that the others are told: smaller ones are reached by fewer keys.
+_BOX = 256
+_KEYS_PER_TILE = 64
+
+Attend = Callable[[Tensor, Tensor, AttentionPlan], Tensor]
+
+
+class _MoreKeys(Exception):
+    """The keys received so far do not suffice for the tolerance; ``limit`` (in Phi) should."""
+
+    def __init__(self, limit: float):
+        self.limit = limit
+
+
+@dataclass
+class _Part(AttentionPlan):
+    """The plan of the queries at hand. Longer lists need keys of the others, who must hear of it."""
+
+    def wider(self, limit: float, encoding: Encoding) -> AttentionPlan:
+        raise _MoreKeys(limit)
+
+
+@dataclass(frozen=True)
+class _Queries:
+    """What a member tells the others of its queries: boxes in the encoding's basis, and the corners of all of them."""
+
+    boxes: Tiles | None  # None: it has no queries
+    corners: Tensor  # (2^P, P), in the coordinates of positions
+
+
+class _Exchange(torch.autograd.Function):
+    """Rows to other members; their gradients come back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Group, send: list[int], receive: list[int]) -> Tensor:
+        ctx.group, ctx.send, ctx.receive = group, send, receive
+        return group.exchange(rows, send, receive)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.group.exchange(grad.contiguous(), ctx.receive, ctx.send), None, None, None
+
+
+def exchange(rows: Tensor, group: Group, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+    """:meth:`Group.exchange`, with gradients."""
+    return _Exchange.apply(rows, group, list(send), list(receive))
+
+
+class ShardedPlan(OfOneCloud):
+    """What attention needs to know about points that are spread over a group; used by all layers and steps.
+
+    All members make it together: it is a conversation. ``cloud`` holds the points at hand.
+    """
+
+    backend = "tiled"
+    reason = "the points are spread over a group"
+
+    def __init__(self, group: Group, cloud: Cloud, encoding: Encoding, tolerance: float):
+        if not encoding.local:
+            raise ValueError(
+                f"{type(encoding).__name__} alone is not local: every point needs the keys of all others, so that a "
+                "domain cannot be cut. Take a model with LASPE or LAAPE (they rotate, too), or a single process"
+            )
+        if not cloud.one_for_all or cloud.lengths is not None or cloud.key_mask is not None:
+            raise ValueError(
+                "points spread over a group are one cloud (N, P) for the whole batch, without masks and lengths: give "
+                "each batch entry its own call"
+            )
+        if cloud.query_positions.requires_grad or cloud.key_positions.requires_grad:
+            raise ValueError("positions spread over a group have no gradients: detach them, or use a single process")
+        self.group, self.cloud, self.encoding, self.tolerance = group, cloud, encoding, tolerance
+        self.identity = encoding.identity()
+        period = None if cloud.period is None else cloud.period.tolist()
+        group.agree("encoding, tolerance, period and device", (self.identity, tolerance, period, self._device()))
+        counts = group.gather((cloud.own, cloud.query_positions.shape[0], cloud.key_positions.shape[0]))
+        self._own = all(own for own, _, _ in counts)  # whether every query is a key too, at its own place
+        if any(queries for _, queries, _ in counts) and not any(keys for _, _, keys in counts):
+            raise ValueError("attention needs at least one key, the group has none")
+        self._signature: tuple | None = None
+        with torch.no_grad():
+            self._build(typical_reach(tolerance) + _RESERVE)
+
+    def _device(self) -> str:
+        return self.cloud.query_positions.device.type
+
+    @property
+    def received(self) -> int:
+        """Keys of other members that come here in every layer."""
+        return sum(self._receive)
+
+    @property
+    def sent(self) -> int:
+        return sum(self._send)
+
+    # --- who needs what ------------------------------------------------------------------------------------------
+    def _build(self, limit: float) -> None:
+        """Find and exchange the positions of all keys with Phi up to ``limit`` above the best; plan the local tiles."""
+        self.limit = limit
+        group, encoding = self.group, self.encoding
+        widest = encoding.select(None, widest=True)
+        heads: Sequence[list[int] | None] = encoding.head_groups() or [None]
+        kernels = [widest if some is None else widest.select(some[:1], widest=True) for some in heads]
+        metric = rising_reach(widest, self.cloud.space_dim, 1.0)
+        everyone: list[_Queries] = group.gather(self._my_queries(widest, metric))
+        offers = [self._offer(theirs, widest, metric, limit) for theirs in everyone]
+        best = self._best(everyone, offers, kernels)
+        slack = self.cloud.space_dim / 2 if encoding.learns_lengths() else 0.0
+        index, shift, unsent = [], [], []
+        for rank, (theirs, offer) in enumerate(zip(everyone, offers, strict=True)):
+            boxes = 0 if theirs.boxes is None else len(theirs.boxes)
+            lost = torch.full((boxes, 2 * len(kernels)), -torch.inf, dtype=torch.float64)  # log number, log mass
+            chosen = torch.zeros(0, dtype=torch.int64)
+            if offer is not None and rank == group.rank:  # one's own are all at hand
+                chosen = torch.arange(len(offer.index))
+                lost[:, 1::2] = float(np.log(offer.missing)) if offer.missing else -torch.inf
+            elif offer is not None and theirs.boxes is not None:
+                searched = (theirs.boxes, offer.tree)
+                reaches = [
+                    _search(*searched, kernel, None, self._own, limit, slack, [offer.missing], best[rank][i])
+                    for i, kernel in enumerate(kernels)
+                ]
+                tiles = torch.cat([reach.key_tile for reach in reaches]).long().unique()
+                chosen = offer.keys.order[offer.keys.slots(tiles)].sort().values
+                lost = torch.stack([t for r in reaches for t in (r.unlisted.log(), r.unlisted_mass)], dim=1)
+            index.append(chosen if offer is None else offer.index[chosen])
+            shift.append(None if offer is None or offer.shift is None else offer.shift[chosen])
+            unsent.append(lost)
+        self._exchange_keys(index, shift)
+        mine = everyone[group.rank].boxes
+        self._plan_local(limit, mine, self._unsent(unsent, mine), best[group.rank])
+
+    def _my_queries(self, widest: Encoding, metric: Tensor) -> _Queries:
+        where = self.cloud.query_positions.detach().cpu().double()
+        if len(where) == 0:
+            return _Queries(None, where)
+        (boxes,), _ = build_tiles(widest.coordinates(where), (_BOX,), metric)
+        sides = torch.stack([where.amin(0), where.amax(0)], dim=1)
+        return _Queries(boxes, torch.cartesian_prod(*sides).reshape(-1, self.cloud.space_dim))
+
+    def _offer(self, theirs: _Queries, widest: Encoding, metric: Tensor, limit: float) -> _Offer | None:
+        """The keys at hand as somebody's queries see them, in a tree to be searched."""
+        keys = self.cloud.key_positions.detach().cpu().double()
+        if theirs.boxes is None or len(keys) == 0:
+            return None
+        if self.cloud.period is None and self._plain_offer is not None:
+            return self._plain_offer
+        seen = seen_keys(Cloud(theirs.corners, keys, self.cloud.period), self.encoding, limit)
+        if len(seen.index) == 0:
+            return None
+        (tiles,), tree = build_tiles(widest.coordinates(seen.positions(keys)), (_KEYS_PER_TILE,), metric)
+        offer = _Offer(seen.index, seen.shift, tiles, tree, seen.missing[0])
+        if self.cloud.period is None:
+            self._plain_offer = offer
+        return offer
+
+    _plain_offer: _Offer | None = None
+
+    def _best(
+        self, everyone: list[_Queries], offers: list[_Offer | None], kernels: list[Encoding]
+    ) -> list[list[np.ndarray]]:
+        """By member and kernel, the largest potential that a query of each box can have to its best key anywhere."""
+        here = torch.zeros(self.cloud.space_dim, dtype=torch.float64)
+        mine = []
+        for theirs, offer in zip(everyone, offers, strict=True):
+            boxes = 0 if theirs.boxes is None else len(theirs.boxes)
+            if self._own:  # a query is at hand for itself
+                bounds = [np.full(boxes, float(kernel.penalty(here).reshape(-1)[0])) for kernel in kernels]
+            elif offer is None or theirs.boxes is None:
+                bounds = [np.full(boxes, np.inf)] * len(kernels)
+            else:
+                args = (theirs.boxes, offer.tree)
+                bounds = [_search(*args, kernel, None, False, 0.0, 0.0, None).best.numpy() for kernel in kernels]
+            mine.append(bounds)
+        if self._own:
+            return mine
+        of_all = self.group.gather(mine)
+        return [
+            [np.min([bounds[rank][i] for bounds in of_all], axis=0) for i in range(len(kernels))]
+            for rank in range(self.group.size)
+        ]
+
+    def _exchange_keys(self, index: list[Tensor], shift: list[Tensor | None]) -> None:
+        """Settle which rows go where, and send their positions, as they are seen there."""
+        group, device = self.group, self.cloud.key_positions.device
+        keys = self.cloud.key_positions.detach().cpu().double()
+        places = [keys[i] if s is None else keys[i] + s for i, s in zip(index, shift, strict=True)]
+        own, own_place = index[group.rank], places[group.rank]
+        index[group.rank], places[group.rank] = own[:0], own_place[:0]
+        whole = len(own) == len(keys) and bool((own == torch.arange(len(keys))).all())
+        self._own_rows = None if whole else own.to(device)
+        self._send_rows, self._send = torch.cat(index).to(device), [len(i) for i in index]
+        self._receive = [counts[group.rank] for counts in group.gather(self._send)]
+        received = group.exchange(torch.cat(places), self._send, self._receive)
+        self._key_places = torch.cat([own_place, received]).to(device)
+
+    def _unsent(self, unsent: list[Tensor], mine: Tiles | None) -> Tensor:
+        """What nobody sends to the boxes at hand, (boxes, 2 kernels): the log of numbers and of masses."""
+        boxes = 0 if mine is None else len(mine)
+        told = self.group.exchange(torch.cat(unsent), [len(t) for t in unsent], [boxes] * self.group.size)
+        return told.unflatten(0, (self.group.size, boxes)).logsumexp(0)
+
+    def _plan_local(self, limit: float, mine: Tiles | None, unsent: Tensor, best: list[np.ndarray]) -> None:
+        self._part: _Part | None = None
+        if mine is None:
+            return
+        queries = self.cloud.query_positions.detach()
+        cloud = Cloud(queries, self._key_places)
+        cloud.own = self._own
+        plan = plan_cloud(cloud, self.encoding, self.tolerance, reserve=limit - typical_reach(self.tolerance))
+        self._part = _Part(**{f.name: getattr(plan, f.name) for f in fields(AttentionPlan) if f.init})
+        if self.group.in_turn:
+            self._part.at_once = 0
+        box = torch.empty(len(queries), dtype=torch.int64)
+        box[mine.order] = torch.repeat_interleave(torch.arange(len(mine)), mine.count())
+        tiles = self._part.queries
+        owner = torch.repeat_interleave(torch.arange(len(tiles)), tiles.count())
+        box = box[tiles.order]
+        for i, reach in enumerate(self._part.reaches):
+            number, mass = (_largest(unsent[:, 2 * i + j][box], owner, len(tiles)) for j in (0, 1))
+            reach.unlisted = reach.unlisted + number.exp()
+            reach.unlisted_mass = torch.logaddexp(reach.unlisted_mass, mass)
+            # what was not sent lies beyond `limit` from the best key that anybody knew
+            edge = -_largest(-torch.from_numpy(best[i])[box], owner, len(tiles)) + limit
+            reach.limit = torch.minimum(reach.limit, edge - reach.best)
+
+    # --- attention itself ----------------------------------------------------------------------------------------
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, here: Attend) -> Tensor:
+        """(B, H, Nq, Dv) of the queries at hand; ``here(k, v, plan)`` is the tiled backend on the keys in reach."""
+        signature = (q.dtype, q.device.type, *q.shape[:2], q.shape[-1], v.shape[-1])
+        if signature != self._signature:
+            self.group.agree("dtype, device, batch, heads and widths of q, k, v", tuple(map(str, signature)))
+            self._signature = signature
+        while True:
+            near = self._with_received(k, v)
+            largest = self.group.maximum(torch.stack([_longest(k), _longest(v)]))
+            out, wanted = None, 0.0
+            if self._part is None:  # no queries; but the gradients of the keys sent must find their way back
+                out = q.new_zeros((*q.shape[:3], v.shape[-1])) + 0 * near[1].sum()
+            else:
+                self._part.elsewhere = largest
+                try:
+                    out = here(*near, self._part)
+                except _MoreKeys as more:
+                    wanted = max(more.limit, self.limit + 1.0)
+            wanted = float(self.group.maximum(torch.tensor([wanted], dtype=torch.float64, device=q.device)))
+            if wanted == 0 and out is not None:
+                return out
+            del near, out
+            with torch.no_grad():
+                self._build(wanted)
+
+    def _with_received(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, M, *), those at hand first."""
+        batch, heads, _, head_dim = k.shape
+        rows = torch.cat([k[:, :, self._send_rows], v[:, :, self._send_rows]], dim=-1)
+        self.group.set_aside(k, v)
+        received = exchange(rows.permute(2, 0, 1, 3).flatten(1), self.group, self._send, self._receive)
+        own_k, own_v = (k, v) if self._own_rows is None else (k[:, :, self._own_rows], v[:, :, self._own_rows])
+        if self.group.size == 1:
+            return own_k, own_v
+        received = received.unflatten(1, (batch, heads, -1)).permute(1, 2, 0, 3)
+        far_k, far_v = received.split([head_dim, v.shape[-1]], dim=-1)
+        return torch.cat([own_k, far_k], dim=2), torch.cat([own_v, far_v], dim=2)
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """Keys as they are seen from somewhere: rows at hand, shifts of images, tiles and their tree."""
+
+    index: Tensor
+    shift: Tensor | None
+    keys: Tiles
+    tree: Tree
+    missing: float  # a bound on the mass of images that are not among them
+
+
+def _largest(values: Tensor, owner: Tensor, count: int) -> Tensor:
+    return torch.full((count,), -torch.inf, dtype=values.dtype).scatter_reduce_(0, owner, values, "amax")
+
+
+@torch.no_grad()
+def _longest(x: Tensor) -> Tensor:
+    """The largest |x| of each batch entry and head (B, H), rounded up."""
+    if x.shape[2] == 0:
+        return x.new_zeros(x.shape[:2], dtype=torch.float32)
+    return torch.linalg.vector_norm(x.float(), dim=-1).nan_to_num(0, 0).amax(-1) * (1 + 1e-6)
