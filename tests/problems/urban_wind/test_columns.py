@@ -29,7 +29,7 @@ PATCH = 4
 
 def network(encoding: Encoding | None = None, **sizes: int) -> ColumnNetwork:
     torch.manual_seed(0)
-    small = {"width": 16, "depth": 2, "heads": 2, "stem": 8, "decoder": 8, "decoder_depth": 1, "level_features": 4}
+    small = {"width": 16, "depth": 2, "heads": 2, "columns": 8, "decoder_depth": 1, "level_features": 4}
     return ColumnNetwork(
         channels=len(CHANNELS),
         levels=LEVEL_COUNT,

@@ -58,16 +58,16 @@ class ColumnsConfig(SizeConfig):
     """Attention heads; width must be a multiple of it."""
     expansion: int = Field(3, ge=1)
     """Inner width of the blocks' point-wise networks over width."""
-    depth: int = Field(4, ge=1)
+    depth: int = Field(2, ge=1)
     """Blocks between tokens."""
     patch: int = Field(4, ge=1)
     """Columns along each side of a token."""
-    stem: int = Field(48, ge=1)
-    """Channels of the convolutions before the tokens."""
-    decoder: int = Field(128, ge=1)
-    """Channels of the ConvNeXt blocks after them."""
+    columns: int = Field(96, ge=1)
+    """Channels of a column: of the ConvNeXt blocks."""
+    stem_depth: int = Field(1, ge=0)
+    """ConvNeXt blocks before the tokens."""
     decoder_depth: int = Field(3, ge=1)
-    """Number of ConvNeXt blocks."""
+    """ConvNeXt blocks after them."""
     level_features: int = Field(16, ge=1)
     """Features of a cell that points read."""
     query_width: int = Field(64, ge=1)

@@ -1,7 +1,7 @@
 """The network of urban wind: columns of air as tokens, and a light query for any point.
 
-    lattice inputs -> convolutions -> 4 x 4 columns become a token -> local attention between tokens
-                   -> back to columns, joined with the convolutions' output -> ConvNeXt blocks
+    lattice inputs -> linear, ConvNeXt -> 4 x 4 columns become a token -> local attention between tokens
+                   -> back to columns, added to what the tokens were made of -> ConvNeXt blocks
                    -> features of every cell;   a point reads the eight cells around it
 
 Everything horizontal is a convolution or depends on differences of positions: the network commutes with translations
@@ -23,23 +23,10 @@ from torch.nn import functional
 
 from farfield.attention import Encoding
 from farfield.models.transformer_operator import Block
+from farfield.problems.urban_wind.column_spread import Spread
 
 # Up to so many tokens all pairs are computed where that is possible: a third of the time of tiles at 2000 of them.
 _ALL_PAIRS = 4096
-
-
-class ResidualPair(nn.Module):
-    """x + conv(gelu(conv(norm(x)))), 3 x 3, on (B, Y, X, channels)."""
-
-    def __init__(self, channels: int):
-        super().__init__()
-        self.norm = nn.LayerNorm(channels)
-        self.first = nn.Conv2d(channels, channels, 3, padding=1)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1)
-        nn.init.normal_(self.second.weight, std=0.02 * math.sqrt(64 / channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + _convolve(self.second, functional.gelu(_convolve(self.first, self.norm(x))))
 
 
 class ConvNeXt(nn.Module):
@@ -47,24 +34,14 @@ class ConvNeXt(nn.Module):
 
     def __init__(self, channels: int):
         super().__init__()
-        self.spread = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.spread = Spread(channels, 7)
         self.norm = nn.LayerNorm(channels)
         narrow = nn.Linear(2 * channels, channels)
         nn.init.normal_(narrow.weight, std=0.03)
         self.mlp = nn.Sequential(nn.Linear(channels, 2 * channels), nn.GELU(), narrow)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled():  # the CPU has no fast backward pass in bfloat16 for it
-            with torch.autocast(x.device.type, enabled=False):
-                spread = _convolve(self.spread, x.float())
-        else:
-            spread = _convolve(self.spread, x)
-        return x + self.mlp(self.norm(spread))
-
-
-def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """A convolution of (B, Y, X, channels): the memory that convolutions on a CPU like best, so nothing is copied."""
-    return layer(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return x + self.mlp(self.norm(self.spread(x)))
 
 
 class PointwiseBlock(nn.Module):
@@ -92,7 +69,9 @@ class ColumnNetwork(nn.Module):
         spacing: m between columns.
         width, depth, heads, expansion: of the blocks.
         patch: columns along each side of a token.
-        stem, decoder, decoder_depth, level_features, query_width: sizes before, after and at the end.
+        columns: channels of the ConvNeXt blocks, of which ``stem_depth`` come before the tokens and ``decoder_depth``
+            after them.
+        level_features, query_width: what points read, and the inner width of the network that they have.
         backend, tolerance: as in :func:`farfield.local_attention`.
     """
 
@@ -107,12 +86,12 @@ class ColumnNetwork(nn.Module):
         encoding: Encoding | None,
         spacing: float = 4.0,
         width: int = 128,
-        depth: int = 4,
+        depth: int = 2,
         heads: int = 4,
         expansion: int = 3,
         patch: int = 4,
-        stem: int = 48,
-        decoder: int = 128,
+        columns: int = 96,
+        stem_depth: int = 1,
         decoder_depth: int = 3,
         level_features: int = 16,
         query_width: int = 64,
@@ -122,10 +101,10 @@ class ColumnNetwork(nn.Module):
         super().__init__()
         self.channels, self.levels, self.patch, self.spacing = channels, levels, patch, spacing
         self.backend, self.tolerance = backend, tolerance
-        self.first = nn.Conv2d(channels * levels + 1, stem, 3, padding=1)
-        self.stem = nn.Sequential(nn.GELU(), ResidualPair(stem), nn.LayerNorm(stem))
+        self.first = nn.Linear(channels * levels + 1, columns)
+        self.stem = nn.Sequential(*(ConvNeXt(columns) for _ in range(stem_depth)), nn.LayerNorm(columns))
         self.inflow = nn.Sequential(nn.Linear(profile, width), nn.GELU(), nn.Linear(width, width))
-        self.to_tokens = nn.Linear(patch * patch * stem, width)
+        self.to_tokens = nn.Linear(patch * patch * columns, width)
         self.blocks = nn.ModuleList(
             PointwiseBlock(width, expansion)
             if encoding is None
@@ -133,11 +112,10 @@ class ColumnNetwork(nn.Module):
             for _ in range(depth)
         )
         self.norm = nn.LayerNorm(width)
-        self.to_columns = nn.Linear(width, patch * patch * decoder)
-        self.skip = nn.Linear(stem, decoder)
-        self.inflow_to_columns = nn.Linear(width, decoder)
-        self.decoder = nn.Sequential(*(ConvNeXt(decoder) for _ in range(decoder_depth)), nn.LayerNorm(decoder))
-        self.to_levels = nn.Linear(decoder, levels * level_features)
+        self.to_columns = nn.Linear(width, patch * patch * columns)
+        self.inflow_to_columns = nn.Linear(width, columns)
+        self.decoder = nn.Sequential(*(ConvNeXt(columns) for _ in range(decoder_depth)), nn.LayerNorm(columns))
+        self.to_levels = nn.Linear(columns, levels * level_features)
         read = level_features + channels + point_features
         self.hidden = nn.Linear(read, query_width)
         self.from_hidden = nn.Linear(query_width, outputs)
@@ -147,7 +125,7 @@ class ColumnNetwork(nn.Module):
         nn.init.normal_(
             self.first.weight, std=2 / math.sqrt(self.first.weight[0].numel())
         )  # many inputs are nearly always 0
-        for weight in (self.skip.weight, self.to_columns.weight, self.to_levels.weight, self.to_tokens.weight):
+        for weight in (self.to_columns.weight, self.to_levels.weight, self.to_tokens.weight):
             nn.init.normal_(weight, std=1 / math.sqrt(weight[0].numel()))
 
     def forward(
@@ -173,7 +151,7 @@ class ColumnNetwork(nn.Module):
         size = self.patch
         before = (phase[1], -(along + phase[1]) % size, phase[0], -(across + phase[0]) % size)
         grid = functional.pad(torch.cat([cells.flatten(3), air[..., None].to(cells)], dim=-1), (0, 0, *before))
-        stem = self.stem(_convolve(self.first, grid))
+        stem = self.stem(self.first(grid))
         rows, columns = stem.shape[1] // size, stem.shape[2] // size
         inflow = self.inflow(profile)
         tokens = stem.view(batch, rows, size, columns, size, -1).transpose(2, 3).reshape(batch, rows * columns, -1)
@@ -181,7 +159,7 @@ class ColumnNetwork(nn.Module):
         tokens = self._attend(tokens, self._positions(rows, columns, cells.device))
         spread = self.to_columns(self.norm(tokens)).view(batch, rows, columns, size, size, -1).transpose(2, 3)
         spread = spread.reshape(batch, rows * size, columns * size, -1)
-        decoded = self.decoder(spread + self.skip(stem) + self.inflow_to_columns(inflow)[:, None, None])
+        decoded = self.decoder(spread + stem + self.inflow_to_columns(inflow)[:, None, None])
         decoded = decoded[:, phase[0] : phase[0] + across, phase[1] : phase[1] + along].contiguous()
         return self.to_levels(decoded).view(batch, across * along * self.levels, -1).float()
 

@@ -138,15 +138,15 @@ def _solution(settings: SolverSettings, non_orthogonal: bool) -> str:
     return f"""
 solvers
 {{
-    p {{ solver GAMG; smoother DICGaussSeidel; tolerance 1e-8; relTol 0.05; }}
+    p {{ solver GAMG; smoother GaussSeidel; tolerance 1e-8; relTol 0.1; }}
     Phi {{ $p; relTol 0.01; }}
     "(U|k|epsilon)"
     {{
         solver smoothSolver;
-        smoother symGaussSeidel;
+        smoother GaussSeidel;
         tolerance 1e-9;
-        relTol 0.1;
-        maxIter 10;
+        relTol 0.2;
+        maxIter 3;
     }}
 }}
 potentialFlow {{ nNonOrthogonalCorrectors {correctors}; }}
