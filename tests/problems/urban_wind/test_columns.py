@@ -18,6 +18,7 @@ from farfield.problems.urban_wind.city import (
     base_fields,
     true_fields,
 )
+from farfield.problems.urban_wind.column_spread import Spread
 from farfield.problems.urban_wind.columns import ColumnNetwork
 from farfield.problems.urban_wind.files import UrbanCase
 from farfield.problems.urban_wind.inflow_profiles import inflow_profile
@@ -188,3 +189,20 @@ def test_true_fields_are_those_of_the_case() -> None:
     assert fields.shape == (200, 6) and torch.equal(fields[:, :4], torch.ones(200, 4))
     assert torch.equal(fields[:, 4:], torch.zeros(200, 2)), "logarithms of one"
     assert len(true_fields(case, np.arange(7))) == 7
+
+
+def test_the_spreading_convolution_has_the_gradients_of_torch() -> None:
+    """Its backward pass is our own: held to that of the convolution which it is, on two samples of odd sizes."""
+    torch.manual_seed(0)
+    ours = Spread(5, 7)
+    theirs = torch.nn.Conv2d(5, 5, 7, padding=3, groups=5)
+    theirs.load_state_dict(ours.state_dict())
+    x, outer = torch.randn(2, 9, 4, 5), torch.randn(2, 9, 4, 5)
+    found = []
+    for layer, order in ((ours, (0, 1, 2, 3)), (theirs, (0, 3, 1, 2))):
+        given = x.clone().requires_grad_(True)
+        out = layer(given.permute(order))
+        (out * outer.permute(order)).sum().backward()
+        found.append([given.grad, layer.weight.grad, layer.bias.grad])
+    for mine, right in zip(*found, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)

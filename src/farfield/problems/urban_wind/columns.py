@@ -101,7 +101,8 @@ class ColumnNetwork(nn.Module):
         super().__init__()
         self.channels, self.levels, self.patch, self.spacing = channels, levels, patch, spacing
         self.backend, self.tolerance = backend, tolerance
-        self.first = nn.Linear(channels * levels + 1, columns)
+        self.first = nn.Linear(channels * levels, columns, bias=False)
+        self.in_air = nn.Parameter(torch.randn(columns) / math.sqrt(columns))
         self.stem = nn.Sequential(*(ConvNeXt(columns) for _ in range(stem_depth)), nn.LayerNorm(columns))
         self.inflow = nn.Sequential(nn.Linear(profile, width), nn.GELU(), nn.Linear(width, width))
         self.to_tokens = nn.Linear(patch * patch * columns, width)
@@ -122,9 +123,8 @@ class ColumnNetwork(nn.Module):
         self.direct = nn.Linear(read, outputs, bias=False)
         nn.init.normal_(self.from_hidden.weight, std=0.05)
         nn.init.normal_(self.direct.weight, std=0.05)
-        nn.init.normal_(
-            self.first.weight, std=2 / math.sqrt(self.first.weight[0].numel())
-        )  # many inputs are nearly always 0
+        # many inputs are nearly always 0
+        nn.init.normal_(self.first.weight, std=2 / math.sqrt(self.first.in_features))
         for weight in (self.to_columns.weight, self.to_levels.weight, self.to_tokens.weight):
             nn.init.normal_(weight, std=1 / math.sqrt(weight[0].numel()))
 
@@ -150,8 +150,8 @@ class ColumnNetwork(nn.Module):
         batch, across, along = air.shape
         size = self.patch
         before = (phase[1], -(along + phase[1]) % size, phase[0], -(across + phase[0]) % size)
-        grid = functional.pad(torch.cat([cells.flatten(3), air[..., None].to(cells)], dim=-1), (0, 0, *before))
-        stem = self.stem(self.first(grid))
+        seen = self.first(cells.flatten(3)) + air[..., None].to(cells) * self.in_air
+        stem = self.stem(functional.pad(seen, (0, 0, *before)))
         rows, columns = stem.shape[1] // size, stem.shape[2] // size
         inflow = self.inflow(profile)
         tokens = stem.view(batch, rows, size, columns, size, -1).transpose(2, 3).reshape(batch, rows * columns, -1)

@@ -196,7 +196,11 @@ def _check_same_settings(out: Path, preset: UrbanPreset, seed: int) -> None:
     settings = {"seed": seed, **asdict(preset)}
     if path.exists():
         begun = json.loads(path.read_text())
-        unsaid = {"max_wind_angle": 0.0, "stream": 0, "training_settings": None}  # what a folder begun by an earlier version does not say
+        unsaid = {
+            "max_wind_angle": 0.0,
+            "stream": 0,
+            "training_settings": None,
+        }  # what a folder begun by an earlier version does not say
         begun = unsaid | begun
         different = [key for key in settings if begun.get(key) != settings[key]]
         if different:
