@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from farfield.data.samples import StepPairs
+from farfield.data.samples import collate, step_pairs
 from farfield.evaluation.metrics import mean_error, relative_errors
 from farfield.files import atomic_path, atomic_write_text
 from farfield.models.for_data import build_network
@@ -61,17 +61,17 @@ def urban_error(run: Run, draws: int = 2, cells: int = 8192) -> float:
 def step_error(run: Run) -> float:
     """Of the changes over one step."""
     config = SteppingRun.parse(run.settings())
-    data = StepPairs(config.dataset, "validation")
+    data = step_pairs(config.dataset, "validation")
     items = 400 if len(data.spec.axes) == 1 else 40  # a plane has so many more points
-    data.split.preload()
+    data.source.split.preload()
     model = build_network(data.spec, config.encoding, config.model)
     load_weights(run.best_path, model)
     drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(1))[:items].tolist()
     errors = []
-    for batch in DataLoader(Subset(data, drawn), batch_size=20):
+    for (batch,) in DataLoader(Subset(data, drawn), batch_size=20, collate_fn=collate):
         predicted, truth = (
-            data.standardise_change.inverse(change)
-            for change in (model(batch.features, batch.positions[0]), batch.targets)
+            data.standardise["changes"].inverse(change)
+            for change in (model(batch.features, batch.positions), batch.targets)
         )
         errors.append(relative_errors(predicted, truth)["l1"].flatten())
     return mean_error(torch.cat(errors))[0]

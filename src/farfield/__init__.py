@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         plan_attention,
         propose_decay_lengths,
     )
-    from farfield.data.dataset import Dataset, open_dataset
+    from farfield.data.dataset import Dataset
+    from farfield.data.opening import open_dataset
     from farfield.models import PatchTokens, TransformerOperator
     from farfield.prediction.stepping import Predictor
 
@@ -59,7 +60,7 @@ __all__ = [
 _ELSEWHERE = {
     "PatchTokens": "models",
     "Dataset": "data.dataset",
-    "open_dataset": "data.dataset",
+    "open_dataset": "data.opening",
     "finetune": "api",
     "train": "api",
     "Predictor": "prediction.stepping",

@@ -8,7 +8,8 @@ from typing import Any, cast, get_args
 
 from rich.console import Console
 
-from farfield.data.dataset import Dataset, open_dataset
+from farfield.data.dataset import Dataset
+from farfield.data.opening import open_dataset
 from farfield.evaluation.evaluate import Amount
 from farfield.evaluation.evaluate import evaluate as evaluate_problem
 from farfield.evaluation.rows import Row
@@ -70,7 +71,7 @@ def train(
         raise ValueError(f"unknown encoding {encoding!r}: expected one of {', '.join(get_args(EncodingName))}")
     config = default_run(opened, str(folder), cast(EncodingName, encoding), seed).changed(settings or {})
     launched = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "console": console}
-    return _fit(own_problem(opened.spec), config, run, minutes, launched)
+    return _fit(own_problem(opened.spec, opened), config, run, minutes, launched)
 
 
 @naming_extras()
@@ -88,25 +89,31 @@ def finetune(
 
     The rate is a tenth of the run's. Both sizes are evaluated before and after: ``RUN/finetune.csv``.
     """
+    from farfield.evaluation.own import test_simulations
+
     base, run = Run.find(run_folder), Run(out)
     run.check_new()
-    opened, folder = _on_disk(data, run, whole=True)
     problem = problem_of(base)
     config = problem.config(base)
-    if problem.name in PROBLEMS:
+    if problem.name in PROBLEMS or problem.spec is None:
         raise ValueError(f"{base} is a run of the built-in problem {problem.name}: fine-tuning is for own data")
+    opened = data if isinstance(data, Dataset) else open_dataset(data)
+    problem.spec.require_same(opened.spec, str(base))
+    opened, folder = _on_disk(opened, run, whole=True)
     rate = config.training.learning_rate / 10
     changes = {
         "dataset": str(folder), "starts_from": str(base.folder.resolve()), "training.learning_rate": rate,
         "training.final_learning_rate": min(config.training.final_learning_rate, rate),
     }  # fmt: skip
     config = config.changed({**changes, **(settings or {})})
-    _fit(problem, config, run, minutes, {"accelerator": accelerator, "console": console})
+    _fit(own_problem(problem.spec, opened), config, run, minutes, {"accelerator": accelerator, "console": console})
+    sizes = {"own": Dataset(test_simulations(base)), "new": opened}
     rows = []
     for stage, trained in (("before", base), ("after", run)):
-        for size, tested in (("own", None), ("new", opened)):
+        for size, tested in sizes.items():
             subject = problem.subject(trained, tested)
             (scale,) = subject.default_scales
+            subject.open([scale])
             found, _ = subject.measure(scale, subject.wanted(scale, Amount(rollouts=0)), lambda _: None)
             rows += [(stage, size, scale, *numbers) for numbers in found]
     write_table(
@@ -115,7 +122,6 @@ def finetune(
     return run
 
 
-@naming_extras()
 def evaluate(
     run_folder: str | Path,
     data: Dataset | str | Path | None = None,

@@ -10,7 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farfield.data.dataset import Dataset, default_splits, open_dataset
+from farfield.data.dataset import Dataset
+from farfield.data.opening import open_dataset
+from farfield.data.splits import default_splits
 
 RNG = np.random.default_rng(0)
 

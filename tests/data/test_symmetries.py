@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from farfield.data.samples import StepPairs
+from farfield.data.samples import step_pairs
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def square(tmp_path):
 
 
 def test_an_item_is_one_of_the_squares_eight_images_and_each_is_shown(square):
-    plain, turned = StepPairs(square, "train"), StepPairs(square, "train", symmetries=True)
+    plain, turned = step_pairs(square, "train"), step_pairs(square, "train", symmetries=True)
     torch.manual_seed(0)
     features = plain[2].features[:, :2].T.reshape(2, 12, 12)
     images = [
@@ -44,7 +44,7 @@ def test_an_item_is_one_of_the_squares_eight_images_and_each_is_shown(square):
 def test_unequal_sides_are_never_exchanged(dataset):
     config, folder = dataset
     cells = config.cells
-    turned, plain = StepPairs(folder, "train", symmetries=True), StepPairs(folder, "train")
+    turned, plain = step_pairs(folder, "train", symmetries=True), step_pairs(folder, "train")
     for _ in range(20):
         shown, original = (data[0].features[:, 0].reshape(cells) for data in (turned, plain))
         for axis in range(len(cells)):
@@ -56,4 +56,4 @@ def test_unequal_sides_are_never_exchanged(dataset):
 
 def test_symmetries_are_of_whole_domains(square):
     with pytest.raises(ValueError, match="do not go with a crop"):
-        StepPairs(square, "train", symmetries=True, crop=(6, 6))
+        step_pairs(square, "train", symmetries=True, crop=(6, 6))

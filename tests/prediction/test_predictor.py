@@ -7,7 +7,7 @@ import torch
 
 import farfield as ff
 from farfield.data.domain import NORMALISED_WIDTH
-from farfield.data.samples import StepPairs
+from farfield.data.samples import step_pairs
 from farfield.data.the_well import open_split
 from farfield.problems import problem_named
 from farfield.problems.generation import SplitConfig
@@ -30,10 +30,10 @@ def test_a_step_adds_the_networks_change_in_physical_units(at_hand, reproduced):
     """The features, positions and targets of the training data, and nothing else, lie between file and network."""
     predictor, fields, points = at_hand
     plan, *_ = reproduced
-    pairs = StepPairs(plan.data, "s2")
+    pairs = step_pairs(plan.data, "s2")
     sample = pairs[2]  # the first simulation's state 2
     with torch.no_grad():
-        change = pairs.standardise_change.inverse(predictor.model(sample.features[None], sample.positions[None])[0])
+        change = pairs.standardise["changes"].inverse(predictor.model(sample.features[None], sample.positions[None])[0])
     stepped = predictor.step(fields, points)
     for index, name in enumerate(predictor.fields):
         expected = fields[name] + change[:, index].double().numpy()

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from farfield.data.samples import Sample, StepPairs
+from farfield.data.samples import collate, step_pairs
 from farfield.evaluation.metrics import relative_errors
 from farfield.problems import problem_named
 from farfield.runs.run import Run
 from farfield.training.loop import Interrupted, fit
 from farfield.training.progress import StopRequest
-from farfield.training.tasks import step_pair_loss
+from farfield.training.tasks import batch_loss
 
 
 @pytest.fixture
@@ -53,14 +53,13 @@ def test_a_stopped_run_continues_exactly(run_of_patches, tmp_path, monkeypatch):
 
 
 def test_the_l1_loss_is_the_error_of_the_tables(run_of_patches):
-    data = StepPairs(run_of_patches.dataset, "train")
-    samples = [data[0], data[4]]
-    batch = Sample(*(torch.stack(parts) for parts in zip(*samples, strict=True)))
+    data = step_pairs(run_of_patches.dataset, "train")
+    (batch,) = collate([data[0], data[4]])
 
     def model(features, positions):
         return torch.sin(features[..., :2])
 
-    still = data.standardise_change.zero()
-    physical = [data.standardise_change.inverse(x) for x in (model(batch.features, None), batch.targets)]
+    still = data.standardise["changes"].zero()
+    physical = [data.standardise["changes"].inverse(x) for x in (model(batch.features, None), batch.targets)]
     expected = relative_errors(*physical)["l1"].mean()
-    assert float(step_pair_loss(model, batch, "l1", still)) == pytest.approx(float(expected), rel=1e-5)
+    assert float(batch_loss(model, [batch], "l1", still)) == pytest.approx(float(expected), rel=1e-5)

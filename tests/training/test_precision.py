@@ -10,7 +10,7 @@ from rich.console import Console
 from small import assert_same_run
 from test_loop import loss_values, stop_after_the_first_step, train
 
-from farfield.data.samples import StepPairs
+from farfield.data.samples import step_pairs
 from farfield.files import read_description
 from farfield.models import TransformerOperator
 from farfield.models.ab_swift import AbSwift
@@ -40,7 +40,7 @@ def seen(monkeypatch) -> list[torch.Tensor]:
 @pytest.mark.parametrize("precision", HALF)
 def test_positions_pass_no_cast_in_training_and_validation(tiny, tmp_path, seen, precision):
     run = train(tiny.changed({"training.precision": precision, "training.steps": 2}), tmp_path)
-    exact = StepPairs(tiny.dataset, "train")[0].positions
+    exact = step_pairs(tiny.dataset, "train")[0].positions
     assert len(seen) > 2  # two steps and the validation
     assert all(positions.dtype == torch.float32 and torch.equal(positions, exact) for positions in seen)
     assert read_description(run.provenance_path)["precision"] == precision

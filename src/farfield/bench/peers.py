@@ -22,6 +22,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from farfield.data.spec import SampleSpec
+from farfield.data.the_well import SplitSource
 from farfield.evaluation.stepping import one_step_errors, test_splits
 from farfield.models.tokens import apply_on_cells, grid_of
 from farfield.prediction.stepping import Predictor
@@ -30,7 +31,7 @@ from farfield.runs.run import Run
 from farfield.runs.weights import load_weights
 from farfield.training.loop import Task, computing_dtype, start_fabric, train
 from farfield.training.optimisers import build_optimisers
-from farfield.training.tasks import step_pair_task
+from farfield.training.tasks import generated_task
 
 _CONVOLUTION = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
@@ -127,7 +128,7 @@ def build_peer(name: str, spec: SampleSpec) -> OnPoints:
 def train_peer(name: str, config: SteppingRun, run: Run, minutes: float, console: Console) -> None:
     """Train a peer into a run's folder for so many minutes of CPU time, or continue it there."""
     config = config.changed(SETTINGS[name])
-    whole = step_pair_task(config)
+    whole = generated_task(config)
     torch.manual_seed(config.seed)
     task = replace(whole, model=build_peer(name, SampleSpec.model_validate(whole.dataset["spec"])))
     resume = run.state_path.exists()
@@ -148,7 +149,8 @@ def seconds_per_step(task: Task, config: SteppingRun, steps: int = 8) -> float:
     dtype = computing_dtype(config.training, torch.device("cpu"))
     optimisers = build_optimisers(model, config.training, dtype)
     items = [task.training_data[i] for i in range(config.training.batch_size)]
-    batch = torch.utils.data.default_collate(items)
+    assert task.collate is not None
+    batch = task.collate(items)
     began = 0.0
     for step in range(steps + 2):
         if step == 2:  # the first ones fill caches
@@ -191,9 +193,8 @@ def benchmark_peers(
             split = splits[scale]
             count = split.simulations * (split.states - 1)
             count = min(count, (pairs or {}).get(scale, count))
-            step = predictor.on(split.domain.points())
             began = time.process_time()
-            found = list(one_step_errors(step, split, count, lambda _: None))
+            found = list(one_step_errors(predictor, SplitSource(split), count, lambda _: None))
             seconds = (time.process_time() - began) / count
             errors = {field: value for field, metric, _, value, _ in found if metric == "l1_step"}
             row[scale] = {"pairs": count, "seconds": seconds, "l1": errors}

@@ -75,13 +75,14 @@ def check(
     (which fields are inputs, a time step, a periodic axis) goes into `dataset.yaml` beside the files.
     """
     _there(data)
-    from farfield.data.dataset import DESCRIPTION, open_dataset
+    from farfield.data.description import DESCRIPTION, write_description
+    from farfield.data.opening import open_dataset
 
     opened = open_dataset(data)
     opened.check()
     print(opened)
     if write and data.is_dir() and not (data / DESCRIPTION).exists():
-        opened.describe(data / DESCRIPTION)
+        write_description(data / DESCRIPTION, opened.spec)
         print(f"{data / DESCRIPTION} says what was understood: correct it where it is wrong, and check again")
     _next(f"farfield train {data} --minutes 20 --out runs/mine")
 

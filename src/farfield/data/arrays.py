@@ -1,4 +1,4 @@
-"""A user's own arrays as data: grids of any number of axes, and points without a grid; in memory or in NPZ files.
+"""A user's own arrays as data: grids of any number of axes, and points without a grid; in memory, NPZ or HDF5 files.
 
 A grid's file holds, by these names:
 
@@ -27,7 +27,6 @@ from scipy.spatial import cKDTree
 from farfield.data.domain import Domain
 from farfield.data.source import Cloud
 from farfield.data.spec import Boundary, SampleSpec
-from farfield.files import read_arrays
 
 AXES = ("x", "y", "z")
 BOUNDARIES = ("wall", "open", "periodic")
@@ -50,10 +49,10 @@ class Hints:
 
 
 class GridArrays:
-    """Grids in memory, or memory-mapped: all simulations of one shape.
+    """Grids in memory, memory-mapped or in an HDF5 file: all simulations of one shape.
 
-    ``fields`` and ``inputs`` hold arrays (simulations, times, cells..., components) and (simulations, cells...,
-    components); see :meth:`Dataset.from_arrays` for what a user gives.
+    ``fields`` and ``inputs`` hold arrays (simulations, times, cells..., components), without times where the problem is
+    steady, and (simulations, cells..., components); see :meth:`Dataset.from_arrays` for what a user gives.
     """
 
     def __init__(
@@ -76,13 +75,15 @@ class GridArrays:
         return f"simulation {simulation}"
 
     def states(self, simulation: int) -> int:
-        return self._fields[0].shape[1]
+        return 1 if self.spec.kind == "steady" else self._fields[0].shape[1]
 
     def cloud(self, simulation: int) -> Cloud:
         return self._cloud
 
     def read(self, simulation: int, states: slice = slice(None)) -> NDArray[np.float32]:
-        parts = [np.asarray(array[simulation, states], dtype=np.float32) for array in self._fields]
+        steady = self.spec.kind == "steady"
+        read = [array[simulation][None] if steady else array[simulation, states] for array in self._fields]
+        parts = [np.asarray(array, dtype=np.float32) for array in read]
         return np.concatenate([part.reshape(len(part), len(self._cloud), -1) for part in parts], axis=-1)
 
     def inputs(self, simulation: int) -> NDArray[np.float32]:
@@ -105,8 +106,8 @@ def grid_arrays(
     """Check a user's arrays against one another and name what they are."""
     if not fields:
         raise ValueError("expected at least one field, as {name: array}, got none")
-    arrays = {name: np.asarray(array) for name, array in fields.items()}
-    given = {name: np.asarray(array) for name, array in (inputs or {}).items()}
+    arrays = {name: _array(array) for name, array in fields.items()}
+    given = {name: _array(array) for name, array in (inputs or {}).items()}
     widths = tuple(np.atleast_1d(np.asarray(spacing, dtype=np.float64)).tolist())
     axes = len(widths)
     if not 1 <= axes <= len(AXES):
@@ -147,16 +148,19 @@ def grid_arrays(
         hints, steady, fields_, units, inputs_, input_units, tuple(parameters or {}), {**vectors, **more},
         AXES[:axes], domain.extent, domain.spacing,
     )  # fmt: skip
-    with_components = [a[:, None] if steady else a for a in arrays.values()]
-    return GridArrays(spec, with_components, list(given.values()), numbers, domain)
+    return GridArrays(spec, list(arrays.values()), list(given.values()), numbers, domain)
 
 
 class PointClouds:
-    """Simulations on points of their own, each a mapping; what is not yet read is a function that reads it."""
+    """Simulations on points of their own; what is not yet read is a function that reads it.
 
-    def __init__(self, spec: SampleSpec, clouds: Sequence[Any], paths: Sequence[Path] = ()):
+    What has been read is kept as long as there is room for it: items of a training come in any order.
+    """
+
+    def __init__(self, spec: SampleSpec, clouds: Sequence[Any], paths: Sequence[Path] = (), room: int = 1 << 30):
         self.spec, self._clouds, self.paths = spec, list(clouds), list(paths)
-        self._last: tuple[int, Simulation] | None = None
+        self._held: dict[int, Simulation] = {}
+        self._room = room  # bytes
 
     def __len__(self) -> int:
         return len(self._clouds)
@@ -165,10 +169,16 @@ class PointClouds:
         return str(self.paths[simulation]) if self.paths else f"simulation {simulation}"
 
     def _at(self, simulation: int) -> Simulation:
-        if self._last is None or self._last[0] != simulation:
-            entry = self._clouds[simulation]
-            self._last = (simulation, entry() if callable(entry) else entry)
-        return self._last[1]
+        entry = self._clouds[simulation]
+        if not callable(entry):
+            return entry
+        if simulation not in self._held:
+            read = entry()
+            while self._held and self._room < read.nbytes:
+                self._room += self._held.pop(next(iter(self._held))).nbytes
+            self._held[simulation] = read
+            self._room -= read.nbytes
+        return self._held[simulation]
 
     def states(self, simulation: int) -> int:
         return len(self._at(simulation).values)
@@ -194,6 +204,10 @@ class Simulation:
     values: NDArray[np.float32]  # (T, N, F)
     inputs: NDArray[np.float32]  # (N, I)
     parameters: NDArray[np.float64]  # (K,)
+
+    @property
+    def nbytes(self) -> int:
+        return self.cloud.points.nbytes + self.values.nbytes + self.inputs.nbytes
 
 
 def point_clouds(items: Sequence[Mapping[str, Any]], hints: Hints = Hints()) -> PointClouds:
@@ -227,7 +241,7 @@ def cloud_spec(first: Mapping[str, Any], hints: Hints, items: Sequence[Mapping[s
         raise ValueError(
             f"the points lie in a plane: they extend {extent} along {', '.join(axes)}; leave that axis out"
         )
-    usual = float(np.median([_usual_distance(cloud) for cloud in clouds[:8]]))
+    usual = float(np.median([usual_distance(cloud) for cloud in clouds[:8]]))
     predicted = {name: np.asarray(a) for name, a in first["outputs" if steady else "states"].items()}
     given = {name: np.asarray(a) for name, a in first.get("inputs", {}).items()}
     fields, units, vectors = _channels(predicted, 1 if steady else 2, hints, axes)
@@ -301,16 +315,9 @@ def component_names(name: str, components: int, axes: Sequence[str]) -> tuple[st
     return tuple(f"{name}_{axes[i] if components == len(axes) else i}" for i in range(components))
 
 
-def read_npz(path: Path) -> dict[str, Any]:
-    """An NPZ file's arrays; ``inputs/k`` becomes ``["inputs"]["k"]``."""
-    nested: dict[str, Any] = {}
-    for name, array in read_arrays(path).items():
-        group, slash, inner = name.partition("/")
-        if slash:
-            nested.setdefault(group, {})[inner] = array if array.ndim else array.item()
-        else:
-            nested[name] = array
-    return nested
+def _array(values: Any) -> NDArray:
+    """An array, or what is sliced like one and read only then: a dataset of an HDF5 file."""
+    return values if all(hasattr(values, name) for name in ("shape", "ndim", "dtype")) else np.asarray(values)
 
 
 def _simple(boundaries: tuple[str, ...]) -> Boundary | tuple[Boundary, ...]:
@@ -384,7 +391,8 @@ def _stack(
     return np.stack([columns[name] for name in channels], axis=-1).astype(np.float32)
 
 
-def _usual_distance(points: NDArray[np.float64]) -> float:
+def usual_distance(points: NDArray[np.float64]) -> float:
+    """The median distance of a point from the next."""
     some = points[:: -(-len(points) // 2000)]
     return float(np.median(cKDTree(points).query(some, k=2)[0][:, 1]))
 

@@ -9,7 +9,7 @@ the :class:`SampleSpec` holds. Simulations may differ in their number of points 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -127,6 +127,11 @@ class Selection:
     def parameters(self, simulation: int) -> NDArray[np.float64]:
         source, number = self._where[simulation]
         return source.parameters(number)
+
+
+def place_of(cloud: Cloud, simulation: int) -> Hashable:
+    """The same for simulations that share their points: those on grids of the same cells and size."""
+    return simulation if cloud.cells is None else (cloud.cells, cloud.extent)
 
 
 def each_state(source: Source, simulations: Iterable[int] | None = None) -> Iterator[tuple[int, int, NDArray]]:

@@ -1,27 +1,34 @@
-"""Statistics of a training split, and the maps between physical and standardised values that follow from them."""
+"""Statistics of training data, and the maps between physical and standardised values that follow from them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 from torch import Tensor
 
-from farfield.data.the_well import Split, open_split
+from farfield.data.source import Moments, Source, each_state
+from farfield.data.spec import SampleSpec
+from farfield.data.the_well import Split
 
 Statistics = dict[str, dict[str, float]]
+"""As ``stats.yaml`` has them: by statistic and field."""
+Described = dict[str, dict[str, list[float]]]
+"""As a run has them: mean and std of states, changes, inputs and parameters, channel by channel."""
+STATISTICS = ("states", "changes", "inputs", "parameters")
 
 
-def compute_statistics(split: Split, stride: int = 1) -> Statistics:
-    """Mean, std, rms of each field over all states, and (``*_delta``) of its change over ``stride`` steps."""
-    check_stride(split, stride)
+def compute_statistics(split: Split) -> Statistics:
+    """Mean, std, rms of each field over all states, and (``*_delta``) of its change over a saved step."""
     axes = (0, *range(2, 2 + split.domain.space_dim))
     moments = np.zeros((2, 2, len(split.spec.fields)))  # (state, change), (mean, mean of squares), field
     for simulation in range(split.simulations):
         states = split.read(simulation, slice(None)).astype(np.float64)
-        for kind, values in enumerate((states, states[stride:] - states[:-stride])):
+        for kind, values in enumerate((states, states[1:] - states[:-1])):
             moments[kind] += values.mean(axis=axes), (values**2).mean(axis=axes)
     moments /= split.simulations
     statistics: Statistics = {}
@@ -32,15 +39,8 @@ def compute_statistics(split: Split, stride: int = 1) -> Statistics:
     return statistics
 
 
-def check_stride(split: Split, stride: int) -> None:
-    if not 1 <= stride < split.states:
-        raise ValueError(f"expected a stride of 1 to {split.states - 1} saved steps in {split.path}, got {stride}")
-
-
-def read_statistics(folder: str | Path, stride: int = 1) -> Statistics:
-    """The training split's statistics: those of one saved step are stored, others are computed anew."""
-    if stride != 1:
-        return compute_statistics(open_split(folder, "train"), stride)
+def read_statistics(folder: str | Path) -> Statistics:
+    """The training split's statistics, as they are stored with it."""
     path = Path(folder) / "stats.yaml"
     if not path.is_file():
         raise FileNotFoundError(
@@ -50,28 +50,74 @@ def read_statistics(folder: str | Path, stride: int = 1) -> Statistics:
     return statistics
 
 
+def described_statistics(statistics: Statistics, fields: Sequence[str]) -> Described:
+    """Those of ``stats.yaml`` as a run has them."""
+    return {
+        kind: {moment: [statistics[moment + suffix][field] for field in fields] for moment in ("mean", "std")}
+        for kind, suffix in (("states", ""), ("changes", "_delta"))
+    }
+
+
+def measured_statistics(source: Source) -> Described:
+    """Mean and spread of what a network sees of a source: fields, their changes, inputs, parameters.
+
+    Fields on a logarithmic scale are counted there. What never changes is refused: nothing can be learned of it.
+    """
+    spec = source.spec
+    fields, changes, inputs, parameters = Moments(), Moments(), Moments(), Moments()
+    before: tuple[int, NDArray] | None = None
+    for simulation, _, values in each_state(source):
+        scaled = to_scale(values, spec.fields, spec).astype(np.float64)
+        fields.add(scaled)
+        if before is not None and before[0] == simulation:
+            changes.add(scaled - before[1])
+        before = (simulation, scaled)
+    for simulation in range(len(source)):
+        inputs.add(to_scale(source.inputs(simulation), spec.inputs, spec))
+        parameters.add(source.parameters(simulation)[None])
+    found = {"states": fields, "inputs": inputs, "parameters": parameters}
+    if spec.kind == "stepping":
+        found["changes"] = changes
+    # a vector may have a component that is always zero, and an input may be the same everywhere: nothing is lost
+    harmless = {part for parts in spec.vectors.values() for part in parts} | set(spec.inputs)
+    for kind, moments in found.items():
+        names = {"inputs": spec.inputs, "parameters": spec.parameters}.get(kind, spec.fields)
+        for name, spread, mean in zip(names, moments.std, moments.mean, strict=True):
+            if not spread > 1e-9 * abs(mean) and name not in harmless:
+                what = {"changes": "never changes from one state to the next", "parameters": "is the same in all"}
+                raise ValueError(
+                    f"{name} {what.get(kind, 'is constant')} in the training simulations: nothing can be learned "
+                    f"{'of' if kind in ('states', 'changes') else 'from'} it; leave it out"
+                )
+    return {
+        kind: {"mean": m.mean.tolist(), "std": np.where(m.std > 1e-9 * np.abs(m.mean), m.std, 1.0).tolist()}
+        for kind, m in found.items()
+    }
+
+
+def to_scale(values: NDArray, names: Sequence[str], spec: SampleSpec) -> NDArray:
+    """Channels (..., C) as a network sees them before standardisation: the logarithm of those that ask for it."""
+    logged = [i for i, name in enumerate(names) if name in spec.log]
+    if not logged:
+        return values
+    scaled = np.array(values, dtype=np.float64)
+    scaled[..., logged] = np.log(scaled[..., logged])
+    return scaled
+
+
 @dataclass(frozen=True)
 class Standardiser:
     """z = (x - mean) / std over the last axis, and its inverse x = mean + std z."""
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Sequence[float]
+    std: Sequence[float]
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not all(0 < deviation < float("inf") for deviation in self.std):
             raise ValueError(
-                f"expected one mean and one positive standard deviation per field, got {self.mean} and "
-                f"{self.std}: "
-                f"a field that never changes cannot be standardised"
+                f"expected one mean and one positive standard deviation per field, got {self.mean} and {self.std}: "
+                "a field that never changes cannot be standardised"
             )
-
-    @classmethod
-    def of_states(cls, statistics: Statistics, fields: tuple[str, ...]) -> Standardiser:
-        return cls(*(tuple(statistics[name][field] for field in fields) for name in ("mean", "std")))
-
-    @classmethod
-    def of_changes(cls, statistics: Statistics, fields: tuple[str, ...]) -> Standardiser:
-        return cls(*(tuple(statistics[name][field] for field in fields) for name in ("mean_delta", "std_delta")))
 
     def __call__(self, physical: Tensor) -> Tensor:
         return (physical - physical.new_tensor(self.mean)) / physical.new_tensor(self.std)

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farfield.data.domain import Domain
+from farfield.data.source import Cloud
 from farfield.data.spec import SampleSpec
 
 SEEN = ("train", "validation")  # splits that a model has learned from, or was chosen by
@@ -87,16 +88,11 @@ class Split:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_file": None}
 
-    def read(
-        self, simulations: int | slice, states: int | slice, window: tuple[slice, ...] | None = None
-    ) -> NDArray[np.float32]:
-        """Fields in physical units, (..., fields, cells...); an integer drops its axis, ``window`` crops."""
-        window = window or (slice(None),) * self.domain.space_dim
+    def read(self, simulations: int | slice, states: int | slice) -> NDArray[np.float32]:
+        """Fields in physical units, (..., fields, cells...); an integer drops its axis."""
         try:
-            fields = [
-                (self._in_memory or self._open()["t0_fields"])[name][simulations, states, *window]
-                for name in self.spec.fields
-            ]
+            stored = self._in_memory or self._open()["t0_fields"]
+            fields = [stored[name][simulations, states] for name in self.spec.fields]
         except OSError as error:
             raise self._damaged(error) from error
         return np.stack(fields, axis=-1 - self.domain.space_dim)
@@ -109,6 +105,36 @@ class Split:
                 self._in_memory = {name: self._open()["t0_fields"][name][...] for name in self.spec.fields}
             except OSError as error:
                 raise self._damaged(error) from error
+
+
+class SplitSource:
+    """A split as every other kind of data (:class:`farfield.data.source.Source`)."""
+
+    def __init__(self, split: Split):
+        self.split, self.spec = split, split.spec
+        self._cloud = Cloud(split.domain.points(), split.domain.extent, split.domain.cells)
+
+    def __len__(self) -> int:
+        return self.split.simulations
+
+    def name(self, simulation: int) -> str:
+        return f"{self.split.path}, simulation {simulation}"
+
+    def states(self, simulation: int) -> int:
+        return self.split.states
+
+    def cloud(self, simulation: int) -> Cloud:
+        return self._cloud
+
+    def read(self, simulation: int, states: slice = slice(None)) -> NDArray[np.float32]:
+        values = self.split.read(simulation, states)
+        return values.reshape(*values.shape[:2], -1).swapaxes(1, 2)
+
+    def inputs(self, simulation: int) -> NDArray[np.float32]:
+        return np.zeros((len(self._cloud), 0), np.float32)
+
+    def parameters(self, simulation: int) -> NDArray[np.float64]:
+        return np.zeros(0)
 
 
 def open_split(folder: str | Path, split: str) -> Split:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ _HELPERS = ("vtkOriginalPointIds", "vtkOriginalCellIds", "vtkGhostType", "vtkVal
 
 def vtk_files(paths: Sequence[Path], hints: Hints = Hints()) -> PointClouds:
     """The simulations in some files; the first is looked at now, the others when they are asked for."""
+    if hints.kind is None and hints.time_step is None:
+        hints = replace(hints, time_step=_time_step(_collections(paths)))
     series = _series(paths, hints)
     first = _read(series[0], hints)
     spec = cloud_spec(first, hints, [first, *(_read(group, hints) for group in series[1:4])])
@@ -36,11 +39,32 @@ def vtk_files(paths: Sequence[Path], hints: Hints = Hints()) -> PointClouds:
     return PointClouds(spec, [reader(i) for i in range(len(series))], [group[0] for group in series])
 
 
+def _collections(paths: Sequence[Path]) -> list[Path]:
+    """The .pvd files among these: they name the others, one simulation each."""
+    return [path for path in paths if path.suffix == ".pvd"]
+
+
+def _time_step(collections: Sequence[Path]) -> float | None:
+    """Between the times that .pvd files tell; None where each has one."""
+    steps = []
+    for path in collections:
+        times = np.asarray(pv.get_reader(str(path)).time_values)
+        steps += np.diff(times).tolist()
+    if not steps:
+        return None
+    if max(steps) - min(steps) > 1e-3 * max(steps):
+        raise ValueError(
+            f"times are {min(steps):g} to {max(steps):g} apart in {collections[0]} and others: expected one time step; "
+            "say it in dataset.yaml (time_step) if the times are wrong"
+        )
+    return float(f"{max(steps):.6g}")
+
+
 def _series(paths: Sequence[Path], hints: Hints) -> list[list[Path]]:
     """The files of each simulation, in the order of time."""
     in_time = hints.kind == "stepping" or hints.time_step is not None
-    if any(path.suffix == ".pvd" for path in paths):
-        return [[path] for path in paths if path.suffix == ".pvd"]
+    if collections := _collections(paths):
+        return [[path] for path in collections]
     if not in_time:
         return [[path] for path in paths]
     groups: dict[tuple[Path, str], list[tuple[int, Path]]] = {}

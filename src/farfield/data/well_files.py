@@ -186,6 +186,12 @@ class WellFiles:
         return tuple(names), tuple(units), vectors
 
 
+def is_the_wells(path: Path) -> bool:
+    """Whether a file of HDF5 is in The Well's layout, or means to be: plain arrays have none of its groups."""
+    with _opened(path) as file:
+        return bool({"dimensions", "boundary_conditions", *_ORDERS} & set(file))
+
+
 def _opened(path: Path) -> h5py.File:
     try:
         return h5py.File(path, "r")

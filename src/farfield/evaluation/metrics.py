@@ -8,6 +8,8 @@ before (the water is one metre high), so that any prediction of it looks good.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -45,3 +47,26 @@ def mean_error(errors: Tensor) -> tuple[float, int]:
     """The mean over samples (S,) that have an error, and their number."""
     defined = errors[~errors.isnan()]
     return (float(defined.mean()) if len(defined) else float("nan")), len(defined)
+
+
+class ErrorsByName:
+    """Errors (B, F) of samples, gathered batch by batch under their names, and their means as rows' numbers."""
+
+    def __init__(self, fields: Sequence[str]):
+        self._fields = fields
+        self._parts: dict[str, list[Tensor]] = {}
+
+    def add(self, found: Mapping[str, Tensor]) -> None:
+        """The errors of some more samples."""
+        for name, values in found.items():
+            self._parts.setdefault(name, []).append(values)
+
+    def means(
+        self, metric: str, horizon: int, chosen: Tensor | None = None, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, str, int, float, int]]:
+        """(field, metric, horizon, mean, samples), with the error's name in place of {} in ``metric``."""
+        for name in self._parts if names is None else names:
+            errors = torch.cat(self._parts[name])
+            for index, field in enumerate(self._fields):
+                value, samples = mean_error(errors[:, index] if chosen is None else errors[chosen, index])
+                yield field, metric.format(name), horizon, float(f"{value:.6g}"), samples

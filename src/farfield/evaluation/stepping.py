@@ -1,6 +1,6 @@
 """Errors of a model that predicts steps, on domains of rising size: over one step, and over rollouts.
 
-One step: every pair of successive states of the test split, or ``limit`` of them drawn once and for all. The paper's
+One step: every pair of successive states of the test data, or some of them drawn once and for all. The paper's
 metric, on the change between the two; also by the state that the step leads to (``l1_step_to``), because where little
 changes any more the relative error is large.
 
@@ -14,7 +14,8 @@ of water) would hide it. At horizon 1 both errors are the same thing, there over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,119 +23,158 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farfield.data.domain import rollout
+from farfield.data.domain import Domain, rollout
+from farfield.data.source import Source, place_of
 from farfield.data.spec import SampleSpec
-from farfield.data.the_well import Split, held_out_splits
+from farfield.data.the_well import Split, SplitSource, held_out_splits
 from farfield.evaluation.evaluate import Advance, Amount, Numbers, Pictures, in_order
-from farfield.evaluation.metrics import mean_error, relative_errors, variance_scaled_error
+from farfield.evaluation.metrics import ErrorsByName, relative_errors, variance_scaled_error
 from farfield.files import fingerprint
+from farfield.prediction.own_files import given_to
 from farfield.prediction.stepping import Predictor
 from farfield.runs.run import Run
 from farfield.runs.weights import Device
 
+PAPER_SCALES = ("1", "2", "3", "7", "10")
 PICTURED_SCALES = ("1", "3", "10")  # the paper's figures
 PICTURED_STEPS = 3  # of a rollout in two dimensions; in one dimension all of them are kept
 PICTURED_CELLS = 512  # along each axis of a map: more would not be seen
 _POINTS = 1 << 18  # read at a time
 
+Step = Callable[[Tensor], Tensor]
 
-class StepPairSubject:
-    """A run of a problem of steps, on the test splits in ``folder``."""
 
-    default_scales: tuple[str, ...] = ("1", "2", "3", "7", "10")
+class SteppingSubject:
+    """A trained model of steps, and its test data by scale, which ``find`` opens."""
+
     shown: tuple[str, ...] = ("l1_step",)
 
-    def __init__(self, run: Run, folder: str | Path, device: Device):
-        self.run, self.folder = run, Path(folder)
-        self.predictor = Predictor.load(run, device)
-        self.splits: dict[str, Split] = {}
+    def __init__(
+        self, predictor: Predictor, find: Callable[[list[str]], dict[str, Source]], default_scales: Sequence[str]
+    ):
+        self.predictor, self._find, self.default_scales = predictor, find, tuple(default_scales)
+        self.sources: dict[str, Source] = {}
 
     def open(self, scales: list[str]) -> None:
-        self.splits = test_splits(self.folder, scales, self.run)
+        self.sources = self._find(scales)
 
     def data(self, scale: str) -> str:
-        split = self.splits[scale]
-        shape = f"{split.simulations} {split.states} {split.domain}"
-        return fingerprint(shape.encode(), split.read(0, slice(None)).tobytes())
+        source = self.sources[scale]
+        cloud, states = source.cloud(0), {source.states(i) for i in range(len(source))}
+        told = Domain(cloud.cells, cloud.extent) if cloud.cells else len(cloud)
+        shape = f"{len(source)} {' '.join(map(str, sorted(states)))} {told}"
+        return fingerprint(shape.encode(), np.ascontiguousarray(source.read(0).swapaxes(1, 2)).tobytes())
 
     def wanted(self, scale: str, amount: Amount) -> dict[str, int]:
-        split = self.splits[scale]
-        pairs, rollouts = split.simulations * (split.states - 1), split.simulations
+        source = self.sources[scale]
+        pairs, rollouts = len(_pairs(source)), len(source)
         return {
             "pairs": pairs if amount.samples is None else min(amount.samples, pairs),
             "rollouts": rollouts if amount.rollouts is None else min(amount.rollouts, rollouts),
         }
 
     def predictions(self, scale: str, wanted: dict[str, int]) -> int:
-        return wanted["pairs"] + wanted["rollouts"] * (self.splits[scale].states - 1)
+        source = self.sources[scale]
+        return wanted["pairs"] + sum(source.states(i) - 1 for i in range(wanted["rollouts"]))
 
     def measure(self, scale: str, wanted: dict[str, int], advance: Advance) -> tuple[list[Numbers], Pictures]:
-        split = self.splits[scale]
-        step = self.predictor.on(split.domain.points())
+        source = self.sources[scale]
         first: list[Tensor] = []  # the first simulation's rollout
         found = [
-            *one_step_errors(step, split, wanted["pairs"], advance),
-            *_rollouts(step, split, wanted["rollouts"], advance, first),
+            *one_step_errors(self.predictor, source, wanted["pairs"], advance),
+            *_rollouts(self.predictor, source, wanted["rollouts"], advance, first),
         ]
-        return found, lambda: _pictures(step, split, first) if scale in PICTURED_SCALES else {}
+        pictured = scale in PICTURED_SCALES and len(source.cloud(0).cells or ()) in (1, 2)
+        return found, lambda: _pictures(self.predictor, source, first) if pictured else {}
 
 
-Step = Callable[[Tensor], Tensor]
+def generated_subject(run: Run, folder: str | Path, device: Device) -> SteppingSubject:
+    """A run on what ``farfield generate`` made, with the test splits in ``folder``."""
+
+    def find(scales: list[str]) -> dict[str, Source]:
+        return {scale: SplitSource(split) for scale, split in test_splits(Path(folder), scales, run).items()}
+
+    return SteppingSubject(Predictor.load(run, device), find, PAPER_SCALES)
 
 
-def one_step_errors(step: Step, split: Split, pairs: int, advance: Advance) -> Iterator[Numbers]:
+def one_step_errors(predictor: Predictor, source: Source, pairs: int, advance: Advance) -> Iterator[Numbers]:
     """The errors of single steps from true states."""
-    chosen = np.sort(np.random.default_rng(0).permutation(split.simulations * (split.states - 1))[:pairs])
-    errors: dict[str, list[Tensor]] = {}
-    for group in _groups(chosen, split):
-        states = [split.read(i, slice(k, k + 2)) for i, k in (divmod(int(pair), split.states - 1) for pair in group)]
-        now, later = (_points(np.stack(states)[:, time]) for time in (0, 1))
+    every = _pairs(source)
+    chosen = [every[i] for i in np.sort(np.random.default_rng(0).permutation(len(every))[:pairs])]
+    errors, led_to = ErrorsByName(source.spec.fields), torch.tensor([state + 1 for _, state in chosen])
+    for step, group in _groups(predictor, source, chosen):
+        states = np.stack([source.read(i, slice(k, k + 2)) for i, k in group])
+        now, later = (_tensor(states[:, time]) for time in (0, 1))
         predicted = step(now).cpu()
-        found = relative_errors(predicted - now, later - now) | {"vrmse": variance_scaled_error(predicted, later)}
-        for name, values in found.items():
-            errors.setdefault(name, []).append(values)
+        found = relative_errors(predicted - now, later - now)
+        errors.add(found | {"vrmse": variance_scaled_error(predicted, later)})
         advance(len(group))
-    led_to = torch.from_numpy(chosen % (split.states - 1) + 1)
-    for name, parts in errors.items():
-        yield from _means(f"{name}_step", 1, torch.cat(parts), split)
-        for state in led_to.unique().tolist() if name == "l1" else ():
-            yield from _means("l1_step_to", state, torch.cat(parts)[led_to == state], split)
+    yield from errors.means("{}_step", 1)
+    for state in led_to.unique().tolist():
+        yield from errors.means("{}_step_to", state, led_to == state, names=("l1",))
 
 
-def _rollouts(step: Step, split: Split, simulations: int, advance: Advance, kept: list[Tensor]) -> Iterator[Numbers]:
+def _rollouts(
+    predictor: Predictor, source: Source, simulations: int, advance: Advance, kept: list[Tensor]
+) -> Iterator[Numbers]:
     """The errors of predictions fed back, at every horizon; what pictures need of them goes into ``kept``."""
-    errors: dict[tuple[str, int], list[Tensor]] = {}
-    for group in _groups(np.arange(simulations), split):
-        several = slice(int(group[0]), int(group[-1]) + 1)
-        first = _points(split.read(several, 0))
-        for horizon, state in enumerate(rollout(step, first, split.states - 1)):
-            if group[0] == 0 and horizon <= _pictured_steps(split):
-                kept.append(state[:1].cpu())
-            if horizon == 0:
-                continue
-            truth = _points(split.read(several, horizon))
-            found = relative_errors(state.cpu() - first, truth - first)
-            for name, values in (found | {"vrmse": variance_scaled_error(state.cpu(), truth)}).items():
-                errors.setdefault((name, horizon), []).append(values)
-            advance(len(group))
-    for (name, horizon), parts in errors.items():
-        yield from _means(f"{name}_rollout", horizon, torch.cat(parts), split)
+    errors: dict[int, ErrorsByName] = {}
+    chosen = [(i, source.states(i)) for i in range(simulations)]
+    for step, alike in _groups(predictor, source, chosen):
+        for states, members in itertools.groupby(alike, key=lambda pair: pair[1]):
+            group = [simulation for simulation, _ in members]
+            first = _states(source, group, 0)
+            for horizon, state in enumerate(rollout(step, first, states - 1)):
+                if group[0] == 0 and horizon <= _pictured_steps(source):
+                    kept.append(state[:1].cpu())
+                if horizon == 0:
+                    continue
+                truth = _states(source, group, horizon)
+                found = relative_errors(state.cpu() - first, truth - first)
+                errors.setdefault(horizon, ErrorsByName(source.spec.fields)).add(
+                    found | {"vrmse": variance_scaled_error(state.cpu(), truth)}
+                )
+                advance(len(group))
+    for horizon, of_horizon in errors.items():
+        yield from of_horizon.means("{}_rollout", horizon)
 
 
-def _means(metric: str, horizon: int, errors: Tensor, split: Split) -> Iterator[Numbers]:
-    for index, name in enumerate(split.spec.fields):
-        value, samples = mean_error(errors[:, index])
-        yield name, metric, horizon, float(f"{value:.6g}"), samples
+def _pairs(source: Source) -> list[tuple[int, int]]:
+    """All pairs of successive states: simulation, and the first of the two."""
+    return [(i, k) for i in range(len(source)) for k in range(source.states(i) - 1)]
 
 
-def _pictured_steps(split: Split) -> int:
-    return split.states - 1 if split.domain.space_dim == 1 else min(PICTURED_STEPS, split.states - 1)
+def _groups(
+    predictor: Predictor, source: Source, chosen: Sequence[tuple[int, int]]
+) -> Iterator[tuple[Step, list[tuple[int, int]]]]:
+    """Items (simulation, ...) that can be stepped together, with the step: on the same points, given the same."""
+    alone = bool(source.spec.inputs or source.spec.parameters)
+    step: Step | None = None
+    known = None
+    for key, same in itertools.groupby(
+        chosen, key=lambda item: item[0] if alone else place_of(source.cloud(item[0]), item[0])
+    ):
+        members = list(same)
+        cloud = source.cloud(members[0][0])
+        if step is None or key != known:
+            given = given_to(predictor, source, members[0][0])
+            step, known = predictor.on(cloud.points, cloud.flags, extent=cloud.extent, **given), key
+        size = max(1, _POINTS // len(cloud))
+        for start in range(0, len(members), size):
+            yield step, members[start : start + size]
 
 
-def _pictures(step: Step, split: Split, predicted: list[Tensor]) -> dict[str, NDArray]:
+def _pictured_steps(source: Source) -> int:
+    last = source.states(0) - 1
+    return last if source.spec.space_dim == 1 else min(PICTURED_STEPS, last)
+
+
+def _pictures(predictor: Predictor, source: Source, predicted: list[Tensor]) -> dict[str, NDArray]:
     """Of the first simulation: the change from its middle state, and its rollout; truth and prediction."""
-    cells, space_dim = split.domain.cells, split.domain.space_dim
-    thinned = tuple(slice(None, None, -(-n // PICTURED_CELLS)) if space_dim > 1 else slice(None) for n in cells)
+    cloud = source.cloud(0)
+    assert cloud.cells is not None
+    cells = cloud.cells
+    thinned = tuple(slice(None, None, -(-n // PICTURED_CELLS)) if len(cells) > 1 else slice(None) for n in cells)
 
     def grid(state: Tensor) -> NDArray[np.float32]:
         """(1, N, F) -> (F, cells...)"""
@@ -142,12 +182,13 @@ def _pictures(step: Step, split: Split, predicted: list[Tensor]) -> dict[str, ND
         return fields[:, *thinned]
 
     def truth(time: int) -> Tensor:
-        return _points(split.read(slice(0, 1), time))
+        return _states(source, [0], time)
 
-    middle = min(split.states // 2, split.states - 2)
+    middle = min(source.states(0) // 2, source.states(0) - 2)
     now = truth(middle)
+    ((step, _),) = _groups(predictor, source, [(0, middle)])
     pictures = {
-        "extent": np.array(split.domain.extent),
+        "extent": np.array(cloud.extent),
         "change_from": np.array(middle),
         "change_truth": grid(truth(middle + 1) - now),
         "change_prediction": grid(step(now).cpu() - now),
@@ -158,14 +199,13 @@ def _pictures(step: Step, split: Split, predicted: list[Tensor]) -> dict[str, ND
     return pictures
 
 
-def _groups(chosen: NDArray, split: Split) -> list[NDArray]:
-    size = max(1, _POINTS // int(np.prod(split.domain.cells)))
-    return [chosen[start : start + size] for start in range(0, len(chosen), size)]
+def _states(source: Source, simulations: Sequence[int], state: int) -> Tensor:
+    """One state of several simulations on the same points, (B, N, F)."""
+    return _tensor(np.concatenate([source.read(i, slice(state, state + 1)) for i in simulations]))
 
 
-def _points(states: NDArray[np.float32]) -> Tensor:
-    """(B, F, cells...) -> (B, N, F) in float64, so that differences of states are exact"""
-    return torch.from_numpy(states.reshape(*states.shape[:2], -1).swapaxes(1, 2)).double()
+def _tensor(values: NDArray) -> Tensor:
+    return torch.from_numpy(np.asarray(values, dtype=np.float64))
 
 
 def test_splits(folder: Path, scales: list[str], run: Run) -> dict[str, Split]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from farfield.attention import LAAPE, LASPE, ALiBi, Encoding, FlashBias, RoPE, Window
@@ -73,6 +74,12 @@ class EncodingConfig(NamedEncoding):
         if self.name in ("flashbias", "alibi", "window") and isinstance(self.decay_length, list):
             raise ValueError(f"{self.name} takes one number as decay_length, got {self.decay_length}")
         return self
+
+    def lengths(self) -> list[float] | None:
+        """The decay lengths that are given, along every axis and of every head; None for none."""
+        given = (self.decay_length, self.decay_length_plus, self.decay_length_minus)
+        found = [float(x) for value in given if value is not None for x in np.ravel(np.asarray(value, dtype=float))]
+        return found or None
 
     def build(self, heads: int, head_dim: int) -> Encoding:
         """The encoding itself."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farfield.data.dataset import open_dataset
+from farfield.data.opening import open_dataset
 from farfield.data.source import Cloud, Source
 from farfield.data.spec import grouped
 from farfield.files import atomic_path, refuse_overwriting

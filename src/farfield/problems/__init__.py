@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from farfield.data.dataset import open_dataset
+from farfield.data.opening import open_dataset
 from farfield.data.spec import SampleSpec
 from farfield.problems.own import own_problem
 from farfield.problems.problem import Problem, SteppingProblem
@@ -46,10 +46,10 @@ def problem_for(settings: Mapping[str, Any]) -> Problem:
 
 
 def _unnamed(settings: Mapping[str, Any], spec: SampleSpec) -> Problem:
-    """A problem that is not built in: a user's data, or one of somebody's own generator (such runs choose samples)."""
-    if "sampling" in settings:
-        return SteppingProblem(settings["problem"], Presentation(settings["problem"]), spec)
-    return own_problem(spec)
+    """A problem that is not built in: a user's data (its runs may start from another), or one of an own generator."""
+    if "starts_from" in settings:
+        return own_problem(spec)
+    return SteppingProblem(settings["problem"], Presentation(settings["problem"]), spec)
 
 
 __all__ = ["PROBLEMS", "Problem", "SteppingProblem", "own_problem", "problem_for", "problem_named", "problem_of"]

@@ -24,9 +24,9 @@ _HEADS = 4
 _TOKENS, _LARGEST_PATCH = 512, 4  # of a grid with more cells, patches are the tokens
 
 
-def own_problem(spec: SampleSpec) -> OwnProblem:
-    """The problem that a user's data is."""
-    return OwnProblem(spec.problem, Presentation(spec.problem), spec)
+def own_problem(spec: SampleSpec, data: Dataset | None = None) -> OwnProblem:
+    """The problem that a user's data is; ``data`` is what is open already, so that it is not opened again."""
+    return OwnProblem(spec.problem, Presentation(spec.problem), spec, data=data)
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,12 @@ class OwnProblem(Problem):
     """Steps or steady fields of a user's data, learned by a transformer operator."""
 
     run_type: ClassVar[type[RunConfig]] = OwnRun
+    data: Dataset | None = None
 
     def task(self, config: OwnRun) -> Task:
         from farfield.training.tasks import own_task
 
-        return own_task(config)
+        return own_task(config, self.data)
 
     def predictor(self, run: Run, device: Device = None) -> Any:
         assert self.spec is not None
@@ -51,9 +52,9 @@ class OwnProblem(Problem):
         return Predictor.load(run, device)
 
     def subject(self, run: Run, data: Dataset | str | Path | None = None, device: Device = None) -> Subject:
-        from farfield.evaluation.own import OwnSubject
+        from farfield.evaluation.own import own_subject
 
-        return OwnSubject(run, data, device)
+        return own_subject(run, data, device)
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         assert self.spec is not None

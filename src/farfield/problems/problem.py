@@ -140,9 +140,9 @@ class SteppingProblem(Problem):
     run_type: ClassVar[type[RunConfig]] = SteppingRun
 
     def task(self, config: SteppingRun) -> Task:
-        from farfield.training.tasks import step_pair_task
+        from farfield.training.tasks import generated_task
 
-        return step_pair_task(config)
+        return generated_task(config)
 
     def predictor(self, run: Run, device: Device = None) -> Predictor:
         from farfield.prediction.stepping import Predictor
@@ -150,9 +150,9 @@ class SteppingProblem(Problem):
         return Predictor.load(run, device)
 
     def subject(self, run: Run, data: Dataset | str | Path | None = None, device: Device = None) -> Subject:
-        from farfield.evaluation.stepping import StepPairSubject
+        from farfield.evaluation.stepping import generated_subject
 
-        return StepPairSubject(run, folder_of(run, data), device)
+        return generated_subject(run, folder_of(run, data), device)
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         require(run, options, "input", "states", ("steps", "start"))

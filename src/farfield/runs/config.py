@@ -173,12 +173,9 @@ class SteppingRun(RunConfig):
         return self
 
 
-class OwnRun(RunConfig):
+class OwnRun(SteppingRun):
     """A transformer operator that learns a user's own data: steps, or steady fields."""
 
-    encoding: EncodingConfig = EncodingConfig()
-    model: ModelConfig = ModelConfig()
-    training: TrainingConfig = TrainingConfig(epochs=100)
     noise: float = Field(0.0, ge=0)
     """Of a state in training, over the spread of its change: rollouts then drift less. Steps only."""
     pushforward: float = Field(0.0, ge=0, le=1)
@@ -187,11 +184,6 @@ class OwnRun(RunConfig):
     """A run whose weights and standardisation this one begins with (``farfield finetune``)."""
     old_share: float = Field(0.5, ge=0, lt=1)
     """With starts_from: the share of items from that run's own training data, so that it is not forgotten."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        self.encoding.build(self.model.heads, self.model.width // self.model.heads)  # refuses what it cannot be
-        return self
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

@@ -1,20 +1,21 @@
-"""What a problem is to the loop: the transformer operator, pairs of successive states or steady fields, their loss."""
+"""What a problem is to the loop: the transformer operator, its items from any data, and their loss."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from farfield.data.batches import Group, Samples, collate
-from farfield.data.dataset import STATISTICS, open_dataset
-from farfield.data.samples import Sample, StepPairs
-from farfield.data.source import Selection
+from farfield.data.dataset import Dataset
+from farfield.data.opening import open_dataset
+from farfield.data.samples import Group, Samples, collate
+from farfield.data.source import Selection, Source
 from farfield.data.spec import SampleSpec
-from farfield.data.the_well import open_split
+from farfield.data.standardise import STATISTICS, Described, described_statistics, read_statistics
+from farfield.data.the_well import SplitSource, open_split
 from farfield.models.for_data import build_network
 from farfield.runs.config import OwnRun, SteppingRun
 from farfield.runs.run import Run
@@ -25,156 +26,155 @@ from farfield.training.loop import Task
 STILL = 1e-2
 
 
-def step_pair_task(config: SteppingRun) -> Task:
-    """Model, data and loss of a run."""
-    sampling = config.sampling
-    problem = open_split(config.dataset, "train").spec.problem
-    if problem != config.problem:  # before anything that such data cannot have, like windows of two axes
-        raise ValueError(f"{config.dataset} is a dataset of {problem}, the run is for {config.problem}")
-    training_data = StepPairs(
-        config.dataset,
-        "train",
-        crop=None if sampling.crop is None else tuple(sampling.crop),
-        rim=sampling.rim,
-        candidates=sampling.candidates,
-        points=sampling.points,
-        symmetries=sampling.symmetries,
-    )
-    validation_data = StepPairs(config.dataset, "validation")
-    spec = training_data.spec
-    for data in (training_data, validation_data):
-        data.split.preload()
-    torch.manual_seed(config.seed)
-    return Task(
-        model=build_network(spec, config.encoding, config.model),
-        training_data=training_data,
-        validation_data=validation_data,
-        loss=functools.partial(
-            step_pair_loss, kind=config.training.loss, still=training_data.standardise_change.zero()
-        ),
-        points=lambda batch: batch.weights.numel(),
-        dataset=_description(training_data, validation_data),
-    )
+def generated_task(config: SteppingRun) -> Task:
+    """Model, data and loss of a run on what ``farfield generate`` made."""
+    train, validation = (open_split(config.dataset, name) for name in ("train", "validation"))
+    if train.spec.problem != config.problem:  # before anything that such data cannot have, like windows of two axes
+        raise ValueError(f"{config.dataset} is a dataset of {train.spec.problem}, the run is for {config.problem}")
+    statistics = described_statistics(read_statistics(config.dataset), train.spec.fields)
+    for split in (train, validation):
+        split.preload()
+    described = {"spec": train.spec.model_dump(mode="json"), **statistics, "cells": list(train.domain.cells)}
+    return _task(config, SplitSource(train), SplitSource(validation), train.spec, statistics, described)
 
 
-def own_task(config: OwnRun) -> Task:
-    """Model, data and loss of a run on a user's own data."""
-    data = open_dataset(config.dataset)
+def own_task(config: OwnRun, data: Dataset | None = None) -> Task:
+    """Model, data and loss of a run on a user's own data, which is opened and checked unless it is given."""
+    data = data or open_dataset(config.dataset)
     data.check(whole=config.starts_from is not None)
     if config.starts_from is None:
         statistics, spec = data.statistics(), data.spec
         train, validation = data.split("train"), data.split("validation")
     else:
         base = Run.find(config.starts_from)
-        described = base.dataset()
-        spec = SampleSpec.model_validate(described["spec"])
-        statistics = {kind: found for kind, found in described.items() if kind in STATISTICS}
+        found = base.dataset()
+        spec = SampleSpec.model_validate(found["spec"])
+        statistics = {kind: numbers for kind, numbers in found.items() if kind in STATISTICS}
         spec.require_same(data.spec, str(base))
-        old = open_dataset(base.settings()["dataset"])
-        whole = range(len(data))
-        items, shown = sum(map(data.source.states, whole)), sum(map(old.source.states, old.splits["train"]))
-        # as many old items as the share asks for: all of them, and the new ones as often as that takes
-        repeats = max(1, round(shown * (1 - config.old_share) / max(config.old_share, 1e-9) / items))
-        kept = old.splits["train"] if config.old_share else []
-        train = Selection((old.source, kept), *[(data.source, whole)] * repeats)
-        validation = Selection((old.source, old.splits["validation"]), (data.source, whole))
+        train, validation = _mixed(open_dataset(base.settings()["dataset"]), data, config.old_share)
+    check_decay_lengths(config, spec)
     if spec.kind == "steady" and (config.noise or config.pushforward):
         raise ValueError("noise and pushforward are for steps, this problem is steady")
-    training_data = Samples(train, statistics, history=config.pushforward > 0)
-    validation_data = Samples(validation, statistics)
-    torch.manual_seed(config.seed)
-    model = build_network(spec, config.encoding, config.model)
+    spoiling = _Spoiling(config.noise, config.pushforward, statistics) if config.noise or config.pushforward else None
+    described = {"spec": spec.as_json(), **statistics}
+    task = _task(config, train, validation, spec, statistics, described, spoiling)
     if config.starts_from is not None:
-        load_weights(Run.find(config.starts_from).weights_path(), model)
-    scales = None
-    if spec.kind == "stepping":
-        scales = (
-            torch.tensor(statistics["changes"]["std"]) / torch.tensor(statistics["states"]["std"]),
-            torch.tensor(statistics["changes"]["mean"]) / torch.tensor(statistics["changes"]["std"]),
+        load_weights(Run.find(config.starts_from).weights_path(), task.model)
+    return task
+
+
+def _mixed(old: Dataset, new: Dataset, old_share: float) -> tuple[Source, Source]:
+    """Old and new data together, to train on and to validate on: the new simulations as often as the share asks for."""
+    whole = range(len(new))
+    items, shown = sum(map(new.source.states, whole)), sum(map(old.source.states, old.splits["train"]))
+    repeats = max(1, round(shown * (1 - old_share) / max(old_share, 1e-9) / items)) if old_share else 1
+    kept = old.splits["train"] if old_share else []
+    train = Selection((old.source, kept), *[(new.source, whole)] * repeats)
+    return train, Selection((old.source, old.splits["validation"]), (new.source, whole))
+
+
+def check_decay_lengths(config: SteppingRun, spec: SampleSpec) -> None:
+    """Refuse an encoding that sees further than any pair of points in training lies apart."""
+    lengths = config.encoding.lengths()
+    widths = [extent * scale for extent, scale in zip(spec.training_extent, spec.position_scale, strict=True)]
+    if lengths is not None and max(lengths) > max(widths):
+        raise ValueError(
+            f"encoding.decay_length {max(lengths):g} is longer than the domain, which is {max(widths):g} wide in units "
+            f"of position: nothing keeps attention local; a quarter of the width, {max(widths) / 4:g}, is usual"
         )
+
+
+def _task(
+    config: SteppingRun,
+    train: Source,
+    validation: Source,
+    spec: SampleSpec,
+    statistics: Described,
+    described: dict[str, Any],
+    spoiling: _Spoiling | None = None,
+) -> Task:
+    history = spoiling is not None and spoiling.pushforward > 0
+    training_data = Samples(train, statistics, history=history, **config.sampling.model_dump())
+    validation_data = Samples(validation, statistics)
+    changes = training_data.standardise["changes" if spec.kind == "stepping" else "states"]
+    torch.manual_seed(config.seed)
     return Task(
-        model=model,
+        model=build_network(spec, config.encoding, config.model),
         training_data=training_data,
         validation_data=validation_data,
-        loss=functools.partial(own_loss, noise=config.noise, pushforward=config.pushforward, scales=scales),
-        points=lambda batch: sum(group.targets.shape[0] * group.targets.shape[1] for group in batch),
-        dataset={
-            "spec": spec.as_json(),
-            **statistics,
-            "items": {"train": len(training_data), "validation": len(validation_data)},
-        },
+        loss=functools.partial(batch_loss, kind=config.training.loss, still=changes.zero(), spoiling=spoiling),
+        points=lambda batch: sum(group.weights.numel() for group in batch),
+        dataset={**described, "items": {"train": len(training_data), "validation": len(validation_data)}},
         collate=collate,
     )
 
 
-def own_loss(
+class _Spoiling(NamedTuple):
+    """States that are spoiled in training, so that rollouts drift less (see :meth:`spoil`)."""
+
+    noise: float
+    """Of that many times the change's spread."""
+    pushforward: float
+    """The share of batches that start from the network's own prediction."""
+    statistics: Described
+
+    def spoil(self, model: nn.Module, group: Group, options: dict[str, Any], push: bool) -> tuple[Tensor, Tensor]:
+        """Features with a spoiled state, and the targets: the change from the spoiled state to the true next one.
+
+        A state is spoiled by noise, or by the network's own prediction of it from the state before. With z the
+        standardised state, y the standardised change, r = change spread / state spread, m = mean change / its spread:
+        a state spoiled by e (in z) has the target y - e / r; the prediction from z' is z' + r (y(z') + m).
+        """
+        spread = {kind: group.targets.new_tensor(self.statistics[kind]["std"]) for kind in ("states", "changes")}
+        ratio = spread["changes"] / spread["states"]
+        mean = group.targets.new_tensor(self.statistics["changes"]["mean"]) / spread["changes"]
+        state, rest = group.features.tensor_split([group.targets.shape[-1]], dim=-1)
+        spoiled = state + self.noise * ratio * torch.randn_like(state)
+        if push and group.before is not None:
+            known = ~group.before.isnan().flatten(1).any(1)[:, None, None]
+            before = torch.where(known, group.before, state)
+            with torch.no_grad():
+                step = model(torch.cat([before, rest], dim=-1), group.positions, **options).float()
+            spoiled = torch.where(known, before + ratio * (step + mean), spoiled)
+        return torch.cat([spoiled, rest], dim=-1), group.targets - (spoiled - state) / ratio
+
+
+def batch_loss(
     model: nn.Module,
     batch: list[Group],
-    noise: float = 0.0,
-    pushforward: float = 0.0,
-    scales: tuple[Tensor, Tensor] | None = None,
+    kind: str = "mse",
+    still: Sequence[float] = (0.0,),
+    spoiling: _Spoiling | None = None,
 ) -> Tensor:
-    """The mean squared error of the standardised targets, every item counting alike.
+    """The error of the standardised targets over the points that count, every item counting alike.
 
-    In training a state may be spoiled, and the target is then the change from the spoiled state to the true next one:
-    by noise of that many times the change's spread, or by the network's own prediction of it from the state before.
-    With z the standardised state, y the standardised change, r = change spread / state spread, m = mean change / its
-    spread: a state spoiled by e (in z) has the target y - e / r; the prediction from z' is z' + r (y(z') + m).
+    ``kind`` is ``TrainingConfig.loss``. ``still`` is no change, standardised: what the physical size of a change is
+    measured from. States are spoiled in training only.
     """
     total = torch.zeros((), device=batch[0].targets.device)
-    spoiling = torch.is_grad_enabled() and scales is not None
-    push = spoiling and pushforward > 0 and float(torch.rand(())) < pushforward
+    spoiling = spoiling if torch.is_grad_enabled() else None
+    push = spoiling is not None and spoiling.pushforward > 0 and float(torch.rand(())) < spoiling.pushforward
     for group in batch:
         features, targets = group.features, group.targets
         options: dict[str, Any] = {"period": group.period} if group.period is not None else {}
         if group.conditions is not None:
             options["conditions"] = group.conditions
-        if spoiling and (noise > 0 or push):
-            assert scales is not None
-            ratio, mean = (s.to(features) for s in scales)
-            state = features[..., : targets.shape[-1]]
-            spoiled = state + noise * ratio * torch.randn_like(state)
-            if push and group.before is not None:
-                known = ~group.before.isnan().flatten(1).any(1)
-                before = torch.where(known[:, None, None], group.before, state)
-                with torch.no_grad():
-                    rest = features[..., targets.shape[-1] :]
-                    step = model(torch.cat([before, rest], dim=-1), group.positions, **options).float()
-                spoiled = torch.where(known[:, None, None], before + ratio * (step + mean), spoiled)
-            targets = targets - (spoiled - state) / ratio
-            features = torch.cat([spoiled, features[..., targets.shape[-1] :]], dim=-1)
+        if spoiling is not None:
+            features, targets = spoiling.spoil(model, group, options, push)
         error = model(features, group.positions, **options).float() - targets
-        total = total + error.square().mean((1, 2)).sum()
+        total = total + _item_errors(error, targets, group.weights[..., None], kind, still).sum()
     return total / sum(len(group.targets) for group in batch)
 
 
-def step_pair_loss(model: nn.Module, batch: Sample, kind: str = "mse", still: Sequence[float] = (0.0,)) -> Tensor:
-    """The error of the standardised changes over the points that count, as one number (see ``TrainingConfig.loss``).
+def _item_errors(error: Tensor, targets: Tensor, weights: Tensor, kind: str, still: Sequence[float]) -> Tensor:
+    """Errors (B, N, F) of targets with weights (B, N, 1), one number per item: (B,).
 
-    ``still`` is no change, standardised: what the physical size of a change is measured from.
+    Per item, for windows at a wall count more points, and parts of a batch must add up to it.
     """
-    positions = batch.positions
-    if bool((positions == positions[:1]).all()):  # whole domains: one set of points, whose rotations are shared
-        positions = positions[0]
-    error = model(batch.features, positions).float() - batch.targets
-    weights = batch.weights[..., None]
-    if kind == "mse":  # per item first: windows at a wall count more points, and parts of a batch must add up to it
-        return ((error.square() * weights).sum((1, 2)) / (weights.sum((1, 2)) * error.shape[-1])).mean()
+    if kind == "mse":
+        return (error.square() * weights).sum((1, 2)) / (weights.sum((1, 2)) * error.shape[-1])
     if kind == "l1":
-        change = (batch.targets - batch.targets.new_tensor(still)) * weights
-        return ((error * weights).abs().sum(1) / change.abs().sum(1).clamp(min=STILL * weights.sum(1))).mean()
-    size = (batch.targets.square() * weights).sum(1)
-    floor = STILL**2 * weights.sum(1)
-    return ((error.square() * weights).sum(1) / size.clamp(min=floor)).mean()
-
-
-def _description(training_data: StepPairs, validation_data: StepPairs) -> dict[str, Any]:
-    """All that a predictor needs beside the weights; the statistics also tell one dataset from another."""
-    states, changes = training_data.standardise_state, training_data.standardise_change
-    return {
-        "spec": training_data.spec.model_dump(mode="json"),
-        "states": {"mean": list(states.mean), "std": list(states.std)},
-        "changes": {"mean": list(changes.mean), "std": list(changes.std)},
-        "cells": list(training_data.domain.cells),
-        "items": {"train": len(training_data), "validation": len(validation_data)},
-    }
+        change = (targets - targets.new_tensor(still)) * weights
+        return ((error * weights).abs().sum(1) / change.abs().sum(1).clamp(min=STILL * weights.sum(1))).mean(-1)
+    size = (targets.square() * weights).sum(1)
+    return ((error.square() * weights).sum(1) / size.clamp(min=STILL**2 * weights.sum(1))).mean(-1)
