@@ -46,6 +46,7 @@ def test_the_help_shows_examples_that_are_understood():
         ["finetune", "no/data", "--data", "no/data", "--out", "new"],
         ["report", "no/data"],
         ["predict", "--model", "swe-laape", "--input", "no/data", "--out", "new.npz"],
+        ["view", "no/data"],
         ["predict", "--model", "no/data", "--input", ".", "--out", "new.npz"],
     ],
     ids=" ".join,
@@ -54,6 +55,7 @@ def test_what_is_missing_is_noticed_before_anything_heavy_is_imported(words, mon
     monkeypatch.setitem(sys.modules, "farfield.data.dataset", None)  # an import of it would fail
     monkeypatch.setitem(sys.modules, "farfield.problems", None)
     monkeypatch.setitem(sys.modules, "farfield.api", None)
+    monkeypatch.setitem(sys.modules, "farfield.view.files", None)
     assert left_with(monkeypatch, capsys, *words) == (2, "", "error: there is no file or folder no/data\n")
 
 

@@ -272,6 +272,32 @@ def report(
     print(f"{report(runs, out, force=force)}: open it in a browser; tables and figures are beside it")
 
 
+def view(
+    file: Path = typer.Argument(help="A prediction, or data: .vtu, .vtk, .vtp, .npz, or .hdf5 in The Well's layout."),
+    truth: Path | None = typer.Option(None, help="What it should be, to switch to or to see beside it."),
+    buildings: Path | None = typer.Option(
+        None, help="Wind: surfaces to draw, .stl, .obj, .ply or .vtk; else what is no air in FILE."
+    ),
+    simulation: int = typer.Option(0, help="States: which simulation of a file with several.", min=0),
+    out: Path | None = typer.Option(None, help="The page.  [default: FILE with the ending .html]"),
+) -> None:
+    """Look at a prediction in the browser: one page, which needs no server and can be sent to others.
+
+    **Wind in three dimensions**, with a slider for the height, streamlines, and truth, prediction or error:
+
+    `farfield view flow.vtu --buildings city.stl`
+
+    **States in time**, with a slider, truth beside prediction:
+
+    `farfield view next.npz --truth solved.npz`
+    """
+    _there(file, truth, buildings)
+    from farfield.view.files import write_view
+
+    page, told = write_view(file, out, truth, buildings, simulation)
+    print(f"{page}: {told}; open it in a browser")
+
+
 def push(
     run: Path = typer.Argument(help="A run's folder."),
     address: str = typer.Argument(help="hf://owner/name: a repository of yours on the Hugging Face hub."),
@@ -460,6 +486,7 @@ def predict(
     run = Run.find(model)
     options = {name: value for name, value in given.items() if value is not None}
     print(problem_of(run).predict_file(run, options, out, device))
+    _next(f"farfield view {out}", "in the browser")
 
 
 def _next(command: str, why: str = "") -> None:
@@ -490,4 +517,4 @@ def _only_without(why: str, **options: object) -> None:
         raise ValueError(f"{why}: {', '.join(given)} cannot be given with it")
 
 
-COMMANDS = (demo, generate, check, train, evaluate, finetune, report, reproduce, predict, push)
+COMMANDS = (demo, generate, check, train, evaluate, finetune, report, reproduce, predict, view, push)
