@@ -69,7 +69,7 @@ def train(
         )
     if encoding not in get_args(EncodingName):
         raise ValueError(f"unknown encoding {encoding!r}: expected one of {', '.join(get_args(EncodingName))}")
-    config = default_run(opened, str(folder), cast(EncodingName, encoding), seed).changed(settings or {})
+    config = default_run(opened, str(folder), cast(EncodingName, encoding), seed, settings)
     launched = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "console": console}
     return _fit(own_problem(opened.spec, opened), config, run, minutes, launched)
 
