@@ -69,7 +69,7 @@ def train(
         )
     if encoding not in get_args(EncodingName):
         raise ValueError(f"unknown encoding {encoding!r}: expected one of {', '.join(get_args(EncodingName))}")
-    config = default_run(opened, str(folder), cast(EncodingName, encoding), seed, settings)
+    config = default_run(opened, str(folder), cast(EncodingName, encoding), seed).changed(settings or {})
     launched = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "console": console}
     return _fit(own_problem(opened.spec, opened), config, run, minutes, launched)
 
@@ -129,7 +129,6 @@ def evaluate(
     *,
     amount: Amount = Amount(),
     device: Device = None,
-    precision: str = "float32",
     console: Console | None = None,
 ) -> list[Row]:
     """Measure a run's errors: on its test data, on domains of rising size, or on any other dataset of its kind.
@@ -140,8 +139,7 @@ def evaluate(
     Returns all rows of ``RUN/evaluation.csv``.
     """
     run = Run(run_folder)
-    options: dict[str, Any] = {"amount": amount, "data": data, "device": device, "precision": precision}
-    return evaluate_problem(problem_of(run), run, scales, **options, console=console)
+    return evaluate_problem(problem_of(run), run, scales, amount=amount, data=data, device=device, console=console)
 
 
 @naming_extras()

@@ -68,7 +68,7 @@ def _joined(arguments: list[str]) -> list[str]:
     into_list = False
     for argument in arguments:
         if argument.startswith("-"):
-            into_list = argument in ("--scales", "--encodings", "--seeds", "--fields")
+            into_list = argument in ("--scales", "--encodings", "--seeds", "--fields", "--wind-direction")
             out.append(argument)
         elif into_list and not out[-1].startswith("-"):
             out[-1] += "," + argument

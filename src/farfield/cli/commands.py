@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -205,7 +204,6 @@ def evaluate(
         None, help="Data to test on, if not the run's own: a dataset folder, or your own data at any size."
     ),
     device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
-    precision: str = typer.Option("float32", help="float32, or bfloat16: faster where the processor has units for it."),
 ) -> None:
     """Measure a run's errors on domains of rising size: RUN/evaluation.csv.
 
@@ -222,10 +220,27 @@ def evaluate(
     _at_least(0, limit=limit, rollouts=rollouts)
     _at_least(1, draws=draws, cells=cells)
     amount = Amount(limit, rollouts, draws, cells)
-    options: dict[str, Any] = {"amount": amount, "device": device, "precision": precision}
-    rows = evaluate(run, data, _listed(scales), **options, console=Console(stderr=True))
+    rows = evaluate(run, data, _listed(scales), amount=amount, device=device, console=Console(stderr=True))
     print(f"{run / 'evaluation.csv'}: {len(rows)} rows")
     _next(f"farfield report {run}", "tables and figures")
+
+
+def calibrate(
+    run: str = typer.Argument(help="A run's folder, or a shipped model's name, of urban wind."),
+    data: Path | None = typer.Option(
+        None, help="Dataset folder whose validation cities are used.  [default: the run's]"
+    ),
+    device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
+) -> None:
+    """Measure how large a model's errors are on validation cities: predictions then say it beside every field.
+
+    Example: `farfield calibrate runs/urban-columns-cpu-laape-seed0`
+    """
+    from farfield.problems import problem_of
+    from farfield.runs.run import Run
+
+    found = Run.find(run)
+    print(problem_of(found).calibrate(found, data, device))
 
 
 def finetune(
@@ -372,7 +387,9 @@ _STATES, _CITY = "States in a file: shallow water, Gray-Scott", "Buildings: urba
 
 def predict(
     model: str = typer.Option(help="A shipped model's name, or a run's folder."),
-    out: Path = typer.Option(help="File of the prediction: the input's format, or .vtu, .vtk, .vtp, .npz for wind."),
+    out: Path | None = typer.Option(
+        None, help="File of the prediction: the input's format, or .vtu, .vtk, .vtp, .npz, .csv for wind."
+    ),
     device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
     force: bool = typer.Option(False, "--force", help="Overwrite files that exist."),
     input: Path | None = typer.Option(
@@ -393,8 +410,13 @@ def predict(
     roughness: float | None = typer.Option(
         None, help="Roughness length z0 of the ground [m]: 0.03 grass, 0.3 suburb, 1 city.", rich_help_panel=_CITY
     ),
-    wind_direction: float | None = typer.Option(
-        None, help="Where the wind comes from [degrees]: 0 north, 90 east, 270 west.", rich_help_panel=_CITY
+    wind_direction: str | None = typer.Option(
+        None,
+        help="Where the wind comes from [degrees]: 0 north, 90 east, 270 west; or several, e.g. `225 250`.",
+        rich_help_panel=_CITY,
+    ),
+    wind_directions: int | None = typer.Option(
+        None, help="So many winds, evenly around the compass.  [default with --weather: 16]", rich_help_panel=_CITY
     ),
     wind_speed: float | None = typer.Option(
         None,
@@ -402,7 +424,22 @@ def predict(
         rich_help_panel=_CITY,
     ),
     speed_height: float | None = typer.Option(
-        None, help="Height at which it has that speed [m].  [default: 80]", rich_help_panel=_CITY
+        None,
+        help="Height at which it has that speed, or of the weather station [m].  [default: 80; station: 10]",
+        rich_help_panel=_CITY,
+    ),
+    weather: Path | None = typer.Option(
+        None,
+        help="Judge comfort and safety of pedestrians by an EPW file, or a CSV of direction, speed, frequency.",
+        rich_help_panel=_CITY,
+    ),
+    station_roughness: float | None = typer.Option(
+        None, help="Roughness length around the weather station [m].  [default: 0.03]", rich_help_panel=_CITY
+    ),
+    openfoam: Path | None = typer.Option(
+        None,
+        help="Instead of --out: an OpenFOAM case (simpleFoam) whose U, p, k, epsilon shall start from the prediction.",
+        rich_help_panel=_CITY,
     ),
     inverse_length: float | None = typer.Option(
         None,
@@ -425,7 +462,10 @@ def predict(
     ),
     points: Path | None = typer.Option(
         None,
-        help="Where to predict: the cells of a volume mesh, else the points, of a .vtu, .vtk, .vtp, .npy or .npz.",
+        "--points",
+        "--probes",
+        help="Where to predict: the cells of a volume mesh, else the points, of a .vtu, .vtk, .vtp, .npy or .npz; or a "
+        "CSV with columns x, y, z (or longitude, latitude, z).",
         rich_help_panel=_CITY,
     ),
     spacing: float | None = typer.Option(
@@ -455,12 +495,20 @@ def predict(
 
     `farfield predict --model urban-wind-laape --buildings city.stl --roughness 0.3 --wind-direction 250 --out flow.vtu`
 
-    The wind is that of the training data, 6 m/s at 80 m height. Points inside buildings get NaN.
+    `farfield predict ... --wind-directions 16 --wind-speed 5 --speed-height 10 --points probes.csv --out wind.csv`
+
+    The wind is that of the training data, 6 m/s at 80 m height, unless told otherwise. Points inside buildings get NaN.
+
+    **Comfort and safety of pedestrians**, a map, its table, a picture and a .vtu of it:
+
+    `farfield predict ... --buildings city.geojson --roughness 0.5 --weather station.epw --out comfort.vtu`
     """
+    if (out is None) == (openfoam is None):
+        raise ValueError("give --out FILE (or, for urban wind, --openfoam CASE instead of it)")
     if (input is None) == (buildings is None):
         raise ValueError("give either --input FILE (states) or --buildings FILE (urban wind)")
     is_folder = len(Path(model).parts) > 1 and not model.startswith("hf:")
-    _there(input, buildings, points, Path(model) if is_folder else None)
+    _there(input, buildings, points, weather, openfoam, Path(model) if is_folder else None)
     from farfield.problems import problem_of
     from farfield.runs.run import Run
 
@@ -472,9 +520,13 @@ def predict(
         "start": start,
         "buildings": buildings,
         "roughness": roughness,
-        "wind_direction": wind_direction,
+        "wind_direction": None if wind_direction is None else _numbers("--wind-direction", wind_direction),
+        "wind_directions": wind_directions,
         "wind_speed": wind_speed,
         "speed_height": speed_height,
+        "weather": weather,
+        "station_roughness": station_roughness,
+        "openfoam": openfoam,
         "inverse_length": inverse_length,
         "unit": unit,
         "ground": ground or None,
@@ -488,8 +540,9 @@ def predict(
     }
     run = Run.find(model)
     options = {name: value for name, value in given.items() if value is not None}
-    print(problem_of(run).predict_file(run, options, out, device))
-    _next(f"farfield view {out}", "in the browser")
+    print(problem_of(run).predict_file(run, options, out or Path(), device))
+    if out is not None and out.is_file() and out.suffix != ".csv" and weather is None:
+        _next(f"farfield view {out}", "in the browser")
 
 
 def _next(command: str, why: str = "") -> None:
@@ -508,6 +561,16 @@ def _listed(text: str) -> list[str]:
     return [part for part in text.replace(",", " ").split() if part]
 
 
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in _listed(text)]
+    except ValueError:
+        numbers = []
+    if not numbers:
+        raise ValueError(f"{option} expects numbers, e.g. `225 250`, got {text!r}")
+    return numbers
+
+
 def _at_least(lowest: int, **options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < lowest:
@@ -520,4 +583,4 @@ def _only_without(why: str, **options: object) -> None:
         raise ValueError(f"{why}: {', '.join(given)} cannot be given with it")
 
 
-COMMANDS = (demo, generate, check, train, evaluate, finetune, report, reproduce, predict, view, push)
+COMMANDS = (demo, generate, check, train, evaluate, calibrate, finetune, report, reproduce, predict, view, push)

@@ -112,6 +112,10 @@ class Problem(ABC):
     def subject(self, run: Run, data: Dataset | str | Path | None = None, device: Device = None) -> Subject:
         """A run and its test data, in the folder ``data`` or in that which it was trained on."""
 
+    def calibrate(self, run: Run, data: str | Path | None = None, device: Device = None) -> str:
+        """``farfield calibrate``: measure how large a run's errors are, for its predictions to say so; in words."""
+        raise ValueError(f"predictions of {self.name} come without an estimate of their errors")
+
     @abstractmethod
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         """``farfield predict``: from the options that were given to a file; returns what was done, in words."""

@@ -78,12 +78,14 @@ def test_bad_input_is_named_and_nothing_is_written(predictor, stl, city, tmp_pat
             predict_city(predictor, buildings, to, **{**WIND, **options})
         assert not to.exists() and not to.with_suffix(".png").exists() and not list(tmp_path.rglob("*.partial"))
 
-    refused("expected an output that ends in .vtu, .vtk, .vtp, .npz, got flow.csv", to=tmp_path / "flow.csv")
+    refused("expected an output that ends in .vtu, .vtk, .vtp, .npz, .csv, got flow.txt", to=tmp_path / "flow.txt")
+    refused("a table is written of points: give --points", to=tmp_path / "flow.csv")
+    refused("wind direction must be from 0 to 360", wind_direction=400.0)
+    refused("directions must differ", wind_direction=[10.0, 10.0])
     refused("the model does not predict vorticity", fields=["vorticity"])
     refused("no such file", buildings=tmp_path / "none.stl")
     refused("roughness length must be positive", roughness=-1.0)
     refused("spacing must be from", spacing=0.01)
-    refused("unknown unit 'inch'", unit="inch")
     write_stl(tmp_path / "mm.stl", city.copy().apply_scale(1000))
     refused("probably in millimetres", buildings=tmp_path / "mm.stl")
     write_stl(tmp_path / "buried.stl", city.copy().apply_translation([0, 0, -60]))
@@ -95,8 +97,8 @@ def test_bad_input_is_named_and_nothing_is_written(predictor, stl, city, tmp_pat
     write_stl(tmp_path / "holed.stl", holed)
     refused("1 of 4 buildings are not closed", buildings=tmp_path / "holed.stl")
     refused("no file", points=tmp_path / "none.npy")
-    (tmp_path / "points.csv").write_text("0,0,0")
-    refused("expected points in a file that ends in", points=tmp_path / "points.csv")
+    (tmp_path / "points.txt").write_text("0,0,0")
+    refused("expected points in a file that ends in", points=tmp_path / "points.txt")
     np.savez(tmp_path / "other.npz", places=np.zeros((2, 3)))
     refused("has no array 'positions', only places", points=tmp_path / "other.npz")
     (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY")
@@ -118,7 +120,7 @@ def test_a_failure_while_writing_leaves_the_old_file(predictor, stl, tmp_path, m
 
     monkeypatch.setattr(vtk_files, "vtkXMLUnstructuredGridWriter", FullDisk)
     with pytest.raises(OSError, match="VTK could not write"):
-        predict_city(predictor, stl, out, spacing=20.0, **WIND)
+        predict_city(predictor, stl, out, spacing=20.0, force=True, **WIND)
     assert out.read_text() == "from before"
     assert [path.name for path in tmp_path.iterdir()] == ["flow.vtu"]
 

@@ -134,7 +134,7 @@ def test_a_volume_mesh_gets_cell_data_and_points_get_point_data(predictor, city,
 
 def test_fields_can_be_chosen_and_strangers_are_refused(predictor, city, points) -> None:
     wind = predictor.predict(city, points=points, fields=["k"], **WIND)
-    assert wind.array_names == ["k"]
+    assert wind.point_data.keys() == ["k"]
     with pytest.raises(ValueError, match="does not predict pottemp; it has velocity, pressure, k, epsilon"):
         predictor.predict(city, points=points, fields=["k", "pottemp"], **WIND)
 

@@ -115,10 +115,21 @@ def test_what_is_unlike_the_training_data_is_said() -> None:
     )
     terraces = boxes_to_mesh([Box(0, 100, y, y + 15, 20) for y in range(0, 100, 20)])
     assert "share of roofs in the built rectangle is 0.7" in make_site(terraces).surprises(NORMALISATION)[0]
-    assert "logarithm of the roughness" in make_site(usual, roughness=5.0).surprises(NORMALISATION)[0]
+    rough = make_site(usual, roughness=5.0).surprises(NORMALISATION)
+    assert rough == ["the roughness length is 5 m, in training it was 0.061 to 1.5 m"]
+    flat = boxes_to_mesh([Box(0, 20, 0, 20, 41), Box(60, 80, 60, 80, 10)])
+    assert make_site(flat).surprises(NORMALISATION) == [], "less above the highest than the heights vary"
     assert (
         "1/L is 0.02, in training it was always 0" in make_site(usual, inverse_length=0.02).surprises(NORMALISATION)[0]
     )
+
+
+def test_walls_oblique_to_the_wind_are_said_where_none_were_seen() -> None:
+    usual = boxes_to_mesh(random_buildings(np.random.default_rng(3), 1, count=6))
+    assert make_site(usual, 268).surprises(NORMALISATION, oblique=False) == []
+    (said,) = make_site(usual, 240).surprises(NORMALISATION, oblique=False)
+    assert said == "walls stand at more than 5° to the wind and to its normal, in training none did"
+    assert make_site(usual, 240).surprises(NORMALISATION, oblique=True) == []
 
 
 @pytest.mark.parametrize(
@@ -127,6 +138,8 @@ def test_what_is_unlike_the_training_data_is_said() -> None:
         ({"roughness": 0.0}, "roughness length must be positive"),
         ({"roughness": np.nan}, "roughness must be a finite number"),
         ({"direction": np.inf}, "wind direction must be a finite number"),
+        ({"direction": 365.0}, r"wind direction must be from 0 to 360 degrees \(0 north, 90 east\), got 365"),
+        ({"direction": -10.0}, "from 0 to 360 degrees"),
         ({"inverse_length": np.nan}, "1/L must be a finite number"),
     ],
 )

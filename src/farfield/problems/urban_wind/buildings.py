@@ -165,6 +165,13 @@ def walls_and_roofs(mesh: trimesh.Trimesh) -> Array:
     return triangles[triangles[:, :, 2].max(1) > 1e-6]
 
 
+def plan_area(triangles: Array) -> float:
+    """Of the roofs among walls and roofs (T, 3, 3), seen from above, m²."""
+    edges = triangles[:, 1:, :2] - triangles[:, :1, :2]
+    seen = np.abs(edges[:, 0, 0] * edges[:, 1, 1] - edges[:, 0, 1] * edges[:, 1, 0]) / 2
+    return float(seen[triangles[..., 2].max(1) > 1e-3].sum())  # no floors
+
+
 def inside_buildings(mesh: trimesh.Trimesh, points: Array) -> NDArray[np.bool_]:
     """Which points (N, 3) lie inside the closed surfaces, which may touch or overlap one another.
 

@@ -1,9 +1,11 @@
-"""An STL of buildings in, the wind around them out: a file for ParaView or NumPy, and a picture."""
+"""Buildings in, the wind around them out: files for ParaView, NumPy or a spreadsheet, and pictures."""
 
 from __future__ import annotations
 
+import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +15,29 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from farfield.data.vtk import write_vtk
-from farfield.files import atomic_path, refuse_overwriting
-from farfield.problems.urban_wind.formats import read_buildings
+from farfield.files import atomic_path, refuse_overwriting, write_table
+from farfield.problems.urban_wind.footprints import LocalFrame
+from farfield.problems.urban_wind.formats import Buildings, read_buildings
 from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, speed_ratio
-from farfield.problems.urban_wind.pictures import PedestrianMap
-from farfield.problems.urban_wind.prediction import Fields, Target, WindPredictor
+from farfield.problems.urban_wind.pictures import draw_wind, fastest_shown, raster_of_wakes
+from farfield.problems.urban_wind.prediction import Advance, Fields, Target, WindPredictor
+from farfield.problems.urban_wind.probes import Probes, read_probes
 from farfield.progress import Progress
 
-OUTPUTS = (".vtu", ".vtk", ".vtp", ".npz")
+OUTPUTS = (".vtu", ".vtk", ".vtp", ".npz", ".csv")
 MESHES = (".vtu", ".vtk", ".vtp")
 
 
 def predict_city(
     predictor: WindPredictor,
-    buildings: str | Path,
+    buildings: Buildings | str | Path,
     out: str | Path,
     *,
     roughness: float,
-    wind_direction: float,
+    wind_direction: float | Sequence[float],
     inverse_length: float = 0.0,
     wind_speed: float = REFERENCE_SPEED,
     speed_height: float = REFERENCE_HEIGHT,
-    unit: str = "m",
-    ground: bool = False,
-    default_height: float | None = None,
-    height_attribute: str | None = None,
     points: str | Path | None = None,
     spacing: float | None = None,
     fields: Sequence[str] | None = None,
@@ -46,66 +46,106 @@ def predict_city(
     force: bool = False,
     console: Console | None = None,
 ) -> list[Path]:
-    """Write the wind around an STL to ``out``, and a picture of it at 2 m height beside it; returns what was written.
+    """Write the wind around buildings to ``out``, with a picture of it at 2 m height; returns what was written.
 
-    The options are those of :meth:`WindPredictor.predict`; ``unit`` is the STL's. What can be wrong is found before
-    the network runs, and whatever goes wrong, no file is left half-written.
+    The options are those of :meth:`WindPredictor.predict`. Several directions give a file and a picture each, named
+    after them, with one scale of colours; a CSV has all of them. What can be wrong is found before the network runs,
+    and whatever goes wrong, no file is left half-written.
     """
-    out, picture = Path(out), Path(out).with_suffix(".png")
+    out = Path(out)
     if out.suffix not in OUTPUTS:
         raise ValueError(f"expected an output that ends in {', '.join(OUTPUTS)}, got {out.name}")
+    directions = [float(one) for one in np.atleast_1d(wind_direction)]
+    outs = [out] * len(directions) if out.suffix == ".csv" else names_by_direction(out, directions)
     wanted = predictor.wanted(fields)
-    written = [out, picture] if "velocity" in wanted else [out]
-    refuse_overwriting(written, force, [Path(file) for file in (buildings, points) if file is not None])
+    drawn = "velocity" in wanted and out.suffix != ".csv"
+    written = [*dict.fromkeys(outs), *(path.with_suffix(".png") for path in outs if drawn)]
+    refuse_overwriting(written, force, inputs(buildings, points))
     ratio = speed_ratio(wind_speed, speed_height, roughness, inverse_length)
-    given = None if points is None else read_points(points)
-    city = read_buildings(
-        buildings, unit=unit, ground=ground, default_height=default_height, height_attribute=height_attribute
-    ).mesh
-    site = predictor.site(city, roughness=roughness, wind_direction=wind_direction, inverse_length=inverse_length)
-    target = Target.of(site, given, spacing)
+    city = buildings if isinstance(buildings, Buildings) else read_buildings(buildings)
+    given = None if points is None else read_points(points, city.frame)
+    if out.suffix == ".csv" and (given is None or isinstance(given, pv.DataSet)):
+        raise ValueError(f"{out.name}: a table is written of points: give --points PROBES.csv (x, y, z), .npy or .npz")
+    sites = predictor.sites(city.mesh, directions, roughness, inverse_length)
+    at = given.positions if isinstance(given, Probes) else given
+    target = Target.of(sites[0], at, spacing)
     if out.suffix == ".vtp" and not isinstance(target.dataset, pv.PolyData):
         raise ValueError(f"{out.name}: .vtp is for points and surfaces, a mesh of the air needs .vtu or .vtk")
 
-    positions = target.positions
-    map_ = PedestrianMap.over(site) if "velocity" in wanted else None
-    asked = positions if map_ is None else np.concatenate([positions, map_.positions])
-    console = console or Console(stderr=True)
-    with Progress(console) as bar:
-        task = bar.add_task(f"wind at {len(positions):,} points", total=draws)
-        found = predictor.at(
-            site,
-            asked,
-            ratio=ratio,
-            fields=wanted,
-            seed=seed,
-            draws=draws,
-            advance=lambda share: bar.advance(task, share),
-        )
-
-    _write(out, target, {name: values[: len(positions)] for name, values in found.items()})
-    if map_ is None:
-        return written
-    title = (
-        f"Wind from {wind_direction % 360:g}°, {wind_speed:g} m/s at {speed_height:g} m, "
-        f"z0 = {roughness:g} m{f', 1/L = {inverse_length:g} 1/m' if inverse_length else ''}"
-    )
-    map_.draw(picture, site, found["velocity"][len(positions) :], title)
+    raster = raster_of_wakes(sites) if drawn else None
+    winds, tables = [], []
+    what = f"wind at {len(target.positions):,} points, {len(directions)} directions"
+    with progress(what, draws * len(directions), console) as advance:
+        for site, path in zip(sites, outs, strict=True):
+            if at is None and site is not sites[0]:
+                target = Target.of(site, None, spacing)
+            asked = target.positions
+            if raster is not None:
+                asked = np.concatenate([asked, raster.asked(site)])
+            found = predictor.at(site, asked, ratio=ratio, fields=wanted, seed=seed, draws=draws, advance=advance)
+            count = len(target.positions)
+            if raster is not None:
+                winds.append(found["velocity"][count:])
+            own = {name: values[:count] for name, values in found.items()}
+            if out.suffix == ".csv":
+                probes = given if isinstance(given, Probes) else Probes(target.positions)
+                tables.append(probes.table({"wind_direction": np.full(count, site.wind_direction), **own}))
+            else:
+                described = predictor.metadata(site, wind_speed, speed_height) | place(city.frame)
+                _write(path, target, own, described)
+    if out.suffix == ".csv":
+        write_table(out, tables[0][0], [row for _, rows in tables for row in rows])
+    if raster is not None:
+        fastest = fastest_shown(winds)
+        for site, path, velocity in zip(sites, outs, winds, strict=True):
+            title = (
+                f"Wind from {site.wind_direction:g}°, {wind_speed:g} m/s at {speed_height:g} m, "
+                f"z0 = {roughness:g} m{f', 1/L = {inverse_length:g} 1/m' if inverse_length else ''}"
+            )
+            draw_wind(path.with_suffix(".png"), raster, site, velocity, title, fastest)
     return written
 
 
-def read_points(path: str | Path) -> pv.DataSet | NDArray[np.float64]:
-    """Where the wind is wanted: a mesh or points in VTK's formats, or (N, 3) from NumPy's (.npz: ``positions``)."""
+def names_by_direction(out: Path, directions: Sequence[float]) -> list[Path]:
+    """One file per direction: flow-045.vtu; a single direction leaves the name as it is."""
+    if len(directions) == 1:
+        return [out]
+    digits = "05.1f" if any(direction % 1 for direction in directions) else "03.0f"
+    names = [out.with_name(f"{out.stem}-{direction:{digits}}{out.suffix}") for direction in directions]
+    if len(set(names)) < len(names):
+        raise ValueError(f"directions must differ by a tenth of a degree or more, got {directions}")
+    return names
+
+
+@contextmanager
+def progress(what: str, total: float, console: Console | None = None) -> Iterator[Advance]:
+    """A bar with the time left, on a terminal."""
+    with Progress(console or Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda share: bar.advance(task, share)
+
+
+def inputs(buildings: Buildings | str | Path, *others: object) -> list[Path]:
+    """The files that were given."""
+    path = buildings.path if isinstance(buildings, Buildings) else buildings
+    return [Path(file) for file in (path, *others) if isinstance(file, str | Path)]
+
+
+def read_points(path: str | Path, frame: LocalFrame | None = None) -> pv.DataSet | NDArray[np.float64] | Probes:
+    """Where the wind is wanted: a mesh or points in VTK's formats, (N, 3) from NumPy's (.npz: ``positions``), a CSV."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
+    if path.suffix == ".csv":
+        return read_probes(path, frame)
     if path.suffix in MESHES:
         dataset = pv.read(path)
         if not isinstance(dataset, pv.DataSet) or dataset.n_points == 0:
             raise ValueError(f"{path} holds no points, or is damaged")
         return dataset
     if path.suffix not in (".npy", ".npz"):
-        raise ValueError(f"expected points in a file that ends in {', '.join(MESHES)}, .npy or .npz, got {path.name}")
+        known = ", ".join(MESHES)
+        raise ValueError(f"expected points in a file that ends in {known}, .csv, .npy or .npz, got {path.name}")
     try:
         loaded = np.load(path)  # pickled objects are refused
         if isinstance(loaded, np.ndarray):
@@ -118,13 +158,18 @@ def read_points(path: str | Path) -> pv.DataSet | NDArray[np.float64]:
         raise ValueError(f"{path} does not hold points (N, 3): {error}") from None
 
 
-def _write(out: Path, target: Target, fields: Fields) -> None:
+def place(frame: LocalFrame | None) -> dict[str, float | str]:
+    """Where x = y = 0 lies, for the metadata."""
+    return {} if frame is None else {"longitude": frame.longitude, "latitude": frame.latitude, "crs": str(frame)}
+
+
+def _write(out: Path, target: Target, fields: Fields, metadata: Mapping[str, float | str]) -> None:
     if out.suffix == ".npz":
-        arrays: dict[str, Any] = {"positions": target.positions, **fields}
+        arrays: dict[str, Any] = {"positions": target.positions, **fields, "metadata": np.array(json.dumps(metadata))}
         with atomic_path(out) as partial, partial.open("wb") as opened:
             np.savez(opened, **arrays)
         return
-    filled = target.filled(fields)
+    filled = target.filled(fields, metadata)
     if out.suffix == ".vtu" or not isinstance(filled, pv.PolyData | pv.UnstructuredGrid):
         filled = filled.cast_to_unstructured_grid()
     write_vtk(out, filled)

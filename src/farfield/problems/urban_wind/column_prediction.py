@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,8 +12,10 @@ from farfield.problems.urban_wind.city import City, CorrectionScale, base_fields
 from farfield.problems.urban_wind.column_config import ColumnRun
 from farfield.problems.urban_wind.columns import ColumnNetwork
 from farfield.problems.urban_wind.files import UrbanCase
+from farfield.problems.urban_wind.lattice import Lattice
 from farfield.problems.urban_wind.prediction import Advance, WindPredictor
 from farfield.problems.urban_wind.sampling import UrbanNormalisation
+from farfield.problems.urban_wind.site import Site
 from farfield.runs.run import Run
 from farfield.runs.weights import Device, chosen_device, load_weights
 
@@ -43,15 +47,26 @@ class ColumnPredictor(WindPredictor):
         data = run.dataset()
         normalisation = UrbanNormalisation.from_dict(data["normalisation"])
         scale = CorrectionScale.from_dict(data["corrections"])
-        return cls(model.to(chosen_device(device)), normalisation, scale, config.encoding.name)
+        predictor = cls(model.to(chosen_device(device)), normalisation, scale, config.encoding.name)
+        predictor.described_by(run)
+        # Not noted elsewhere: data with oblique wind are made by presets whose names, and usual folders, say so.
+        predictor.oblique = any("oblique" in Path(folder).name for folder in (config.dataset, *config.also))
+        return predictor
 
     def from_case(
         self, case: UrbanCase, points: NDArray, rng: np.random.Generator, advance: Advance = lambda share: None
     ) -> NDArray[np.float32]:
         """All channels (N, F) at points (N, 3), in wind axes. Nothing is drawn: ``rng`` is not used."""
-        if case.inverse_length != 0:
-            raise ValueError(f"the column network knows neutral air only (1/L = 0), got 1/L = {case.inverse_length}")
+        _check_neutral(case.inverse_length)
         return self.from_city(City.around(case), points, advance)
+
+    def from_site(
+        self, site: Site, points: NDArray, rng: np.random.Generator, advance: Advance = lambda share: None
+    ) -> NDArray[np.float32]:
+        """The same around a user's buildings, whose lattice is all that is needed of them."""
+        _check_neutral(site.inverse_length)
+        lattice = Lattice.around(site.obstacles, site.domain)
+        return self.from_city(City.of(lattice, site.roughness), points, advance)
 
     @torch.inference_mode()
     def from_city(self, city: City, points: NDArray, advance: Advance = lambda share: None) -> NDArray[np.float32]:
@@ -70,6 +85,11 @@ class ColumnPredictor(WindPredictor):
             out[some] = fields.numpy()
             advance(len(fields) / len(points))
         return out
+
+
+def _check_neutral(inverse_length: float) -> None:
+    if inverse_length != 0:
+        raise ValueError(f"the column network knows neutral air only (1/L = 0), got 1/L = {inverse_length}")
 
 
 def _fast_bfloat16(device: torch.device) -> bool:

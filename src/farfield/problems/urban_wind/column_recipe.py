@@ -16,7 +16,7 @@ from farfield.evaluation.evaluate import Amount, Subject
 from farfield.models.config import EncodingName
 from farfield.problems.problem import Preset, Problem, folder_of
 from farfield.problems.urban_wind.column_config import ColumnRun
-from farfield.problems.urban_wind.recipe import SCALES, UrbanGeneration, predict_wind_file
+from farfield.problems.urban_wind.recipe import SCALES, UrbanGeneration, calibrate_wind, predict_wind_file
 from farfield.problems.urban_wind.shown import SHOWN
 from farfield.runs.config import RunConfig
 from farfield.runs.run import Run
@@ -91,6 +91,11 @@ class UrbanColumns(Problem):
         from farfield.problems.urban_wind.scoring import UrbanSubject
 
         return UrbanSubject(self.predictor(run, device), folder_of(run, data))
+
+    def calibrate(self, run: Run, data: str | Path | None = None, device: Device = None) -> str:
+        config = ColumnRun.parse(run.settings(), str(run.config_path))
+        folders = [Path(data)] if data else [Path(folder) for folder in (config.dataset, *config.also)]
+        return calibrate_wind(self, run, folders, device)
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         return predict_wind_file(self, run, options, out, device)

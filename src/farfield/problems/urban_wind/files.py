@@ -26,7 +26,7 @@ import pyvista as pv
 import trimesh
 from numpy.typing import NDArray
 
-from farfield.problems.urban_wind.buildings import UrbanDomain, inside_buildings, walls_and_roofs
+from farfield.problems.urban_wind.buildings import UrbanDomain, inside_buildings, plan_area, walls_and_roofs
 from farfield.problems.urban_wind.mesh import CartesianMesh
 
 Array = NDArray[np.floating]
@@ -150,10 +150,7 @@ class UrbanCase:
     @cached_property
     def roof_area(self) -> float:
         """Seen from above, m²."""
-        edges = self.obstacles[:, 1:, :2] - self.obstacles[:, :1, :2]
-        roofs = np.abs(edges[:, 0, 0] * edges[:, 1, 1] - edges[:, 0, 1] * edges[:, 1, 0]) / 2
-        above = self.obstacles[..., 2].max(1) > 1e-3  # no floors
-        return float(roofs[above].sum())
+        return plan_area(self.obstacles)
 
     @property
     def plan_density(self) -> float:

@@ -39,6 +39,7 @@ class Buildings:
 
     mesh: trimesh.Trimesh
     frame: LocalFrame | None = None
+    path: Path | None = None
 
 
 def read_buildings(
@@ -68,17 +69,17 @@ def read_buildings(
     if path.suffix.lower() in SURFACES:
         if default_height is not None or height_attribute is not None:
             raise ValueError(f"{path}: a default height and a height attribute are for footprints, this is a surface")
-        return Buildings(_solids(path, _read_surface(path, UNITS[unit]), ground))
+        return Buildings(_solids(path, _read_surface(path, UNITS[unit]), ground), path=path)
     if path.suffix.lower() not in DESCRIBED:
         known = ", ".join((*SURFACES, *DESCRIBED))
         raise ValueError(f"{path.name}: expected buildings in a file that ends in {known}")
     described = _read_json(path)
     if described.get("type") == "CityJSON":
         mesh, frame = read_cityjson(path, described, UNITS[unit])
-        return Buildings(_solids(path, mesh, ground), frame)
+        return Buildings(_solids(path, mesh, ground), frame, path)
     mesh, frame = read_footprints(path, described, UNITS[unit], default_height, height_attribute)
     _check_size(path, mesh)
-    return Buildings(mesh, frame)
+    return Buildings(mesh, frame, path)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ import numpy as np
 import pyvista as pv
 import trimesh
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt
 
@@ -30,6 +32,8 @@ PEDESTRIAN_HEIGHT = 2.0  # m
 PICTURED_POINTS = 400  # along a picture's longer side
 BUILDINGS = "0.75"  # grey
 MARGIN = 40.0  # m around the buildings
+WAKE = 160.0  # m downwind of them
+ARROWS = 40  # along the longer side
 PIXELS = 300  # along the longer side, at most
 SMALLEST_PIXEL = 1.0  # m
 
@@ -88,60 +92,109 @@ def draw_pedestrian_wind(volume_file: Path, picture: Path, title: str) -> None:
         figure.savefig(partial, dpi=110, format="png")
 
 
+def fastest_shown(winds: Sequence[Array]) -> float:
+    """Where a scale of colours ends that several maps of velocities (N, 3) share: a round number, few are beyond it."""
+    speeds = np.concatenate([np.linalg.norm(velocity, axis=1) for velocity in winds])
+    top = float(np.nanpercentile(speeds, 99.5))
+    step = 10 ** np.floor(np.log10(max(top, 1e-3))) / 2
+    return float(np.ceil(top / step) * step)
+
+
 @dataclass(frozen=True)
-class PedestrianMap:
-    """A raster over the buildings, row by row."""
+class Raster:
+    """Points at a height over the buildings and around them, row by row from south to north."""
 
     x: Array
     y: Array
-    in_domain: NDArray[np.bool_]  # near enough to the buildings to be predicted
-    shown: NDArray[np.bool_]  # of these, the points in the air
-    positions: Array  # (N, 3) of the shown points, in the user's coordinates
+    height: float
+    shown: NDArray[np.bool_]  # (Y, X): the points in the air
+    positions: Array  # (N, 3) of these, in the user's coordinates
 
     @classmethod
-    def over(cls, site: Site) -> PedestrianMap:
-        """The built rectangle with a margin."""
-        corners = site.to_user(np.asarray(site.buildings.vertices))[:, :2]
-        low, high = corners.min(0) - MARGIN, corners.max(0) + MARGIN
+    def over(cls, site: Site, low: Array, high: Array, height: float) -> Raster:
+        """A rectangle of the user's coordinates."""
         pixel = max(SMALLEST_PIXEL, float((high - low).max()) / PIXELS)
-        x, y = (np.linspace(a, b, round((b - a) / pixel)) for a, b in zip(low, high, strict=True))
-        every = np.stack([*np.meshgrid(x, y), np.full((len(y), len(x)), PEDESTRIAN_HEIGHT)], axis=-1).reshape(-1, 3)
-        in_wind = site.to_wind(every)
-        in_domain = site.in_domain(in_wind)
-        shown = in_domain & site.in_air(in_wind)
-        return cls(x, y, in_domain, shown, every[shown])
+        x, y = (a + pixel * (np.arange(round((b - a) / pixel)) + 0.5) for a, b in zip(low, high, strict=True))
+        every = np.stack([*np.meshgrid(x, y), np.full((len(y), len(x)), height)], axis=-1).reshape(-1, 3)
+        shown = site.in_air(site.to_wind(every))
+        return cls(x, y, height, shown.reshape(len(y), len(x)), every[shown])
 
-    def draw(self, path: Path, site: Site, velocity: Array, title: str) -> None:
-        """Write a PNG from the velocities (N, 3) at ``positions``."""
-        from matplotlib.collections import LineCollection, PolyCollection
+    @property
+    def pixel(self) -> float:
+        """m."""
+        return float(self.x[1] - self.x[0])
+
+    def asked(self, site: Site) -> Array:
+        """The positions, moved into the air that the network is told about: beyond it the wind is that at its edge."""
+        low, high = site.domain.bounds.T
+        return site.to_user(np.clip(site.to_wind(self.positions), low + 1e-3, high - 1e-3))
+
+    def image(self, values: Array) -> Array:
+        """Values (N,) at the positions as (Y, X); pixels on a wall show what is beside it, to be drawn over."""
+        out = np.full(self.shown.shape, np.nan)
+        out[self.shown] = values
+        nearest = distance_transform_edt(np.isnan(out), return_distances=False, return_indices=True)
+        return out[tuple(nearest)]
+
+    def figure(self, panels: int = 1) -> tuple[Figure, list[Axes]]:
+        """A figure with maps side by side, whose axes tell metres."""
+        aspect = len(self.y) / len(self.x)
+        wide = 9.0 if panels == 1 else 6.6
+        size = (wide * panels, float(np.clip(1.3 + 0.78 * wide * aspect, 3, 14)))
+        figure = Figure(figsize=size, layout="constrained")
+        axes = list(figure.subplots(1, panels, squeeze=False)[0])
+        half = self.pixel / 2
+        for one in axes:
+            one.set(xlim=(self.x[0] - half, self.x[-1] + half), ylim=(self.y[0] - half, self.y[-1] + half))
+            one.set(aspect="equal", xlabel="x, east [m]", ylabel="y, north [m]")
+            for axis in (one.xaxis, one.yaxis):
+                axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+                axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+            one.tick_params(labelsize="small")
+        return figure, axes
+
+    def draw_buildings(self, axes: Axes, site: Site) -> None:
+        """Footprints, which end where the walls stand."""
 
         def plan(corners: Array) -> list[Array]:
             return list(site.to_user(corners.reshape(-1, 3)).reshape(*corners.shape)[..., :2])
 
-        speed = np.full(len(self.shown), np.nan)
-        speed[self.shown] = np.linalg.norm(velocity, axis=1)
-        raster = (len(self.y), len(self.x))
-        # Pixels on a wall are shown with the wind beside it; the footprint, drawn on top, ends where the wall stands.
-        nearest = distance_transform_edt(~self.shown.reshape(raster), return_distances=False, return_indices=True)
-        filled = np.where(self.in_domain.reshape(raster), speed.reshape(raster)[tuple(nearest)], np.nan)
-        aspect = np.ptp(self.y) / np.ptp(self.x)
-        figure = Figure(figsize=(9, float(np.clip(1.1 + 6.9 * aspect, 3, 14))), layout="constrained")
-        axes = figure.subplots()
-        map_ = axes.pcolormesh(self.x, self.y, filled, cmap=FIELD_MAP, rasterized=True)
-        axes.set(xlim=self.x[[0, -1]], ylim=self.y[[0, -1]], aspect="equal")
-        axes.set(xlabel="x, east [m]", ylabel="y, north [m]")
-        axes.set_title(title, loc="right", pad=20)  # room for the arrow above the map
         roofs = PolyCollection(plan(np.asarray(site.buildings.triangles)), facecolors="0.85", edgecolors="none")
-        axes.add_collection(roofs)
-        walls = trimesh.intersections.mesh_plane(site.buildings, [0, 0, 1], [0, 0, PEDESTRIAN_HEIGHT])
-        axes.add_collection(LineCollection(plan(walls), colors="0.2", linewidths=0.6))
-        east, north = site.basis[0, :2]
-        arrow: dict[str, Any] = {"angles": "uv", "pivot": "mid", "scale_units": "inches", "scale": 2.6, "width": 0.007}
-        above = 1 + 0.24 / (6.9 * aspect)  # inches over the map's height
-        axes.quiver(0.03, above, east, north, color="crimson", transform=axes.transAxes, clip_on=False, **arrow)
-        figure.colorbar(map_, ax=axes, label=f"wind speed at {PEDESTRIAN_HEIGHT:g} m [m/s]")
-        with atomic_path(path) as partial:
-            figure.savefig(partial, dpi=110, format="png")
+        axes.add_collection(roofs, autolim=False)
+        walls = trimesh.intersections.mesh_plane(site.buildings, [0, 0, 1], [0, 0, self.height])
+        axes.add_collection(LineCollection(plan(np.asarray(walls)), colors="0.2", linewidths=0.6), autolim=False)
+
+
+def raster_of_wakes(sites: Sequence[Site]) -> Raster:
+    """The built rectangle and as much downwind of it as wakes need, whichever of the sites' winds it is."""
+    first = sites[0]
+    corners = first.to_user(np.asarray(first.buildings.vertices))[:, :2]
+    downwind = np.array([WAKE * site.basis[0, :2] for site in sites])
+    low = corners.min(0) - MARGIN + np.minimum(downwind, 0).min(0)
+    high = corners.max(0) + MARGIN + np.maximum(downwind, 0).max(0)
+    return Raster.over(first, low, high, PEDESTRIAN_HEIGHT)
+
+
+def draw_wind(path: Path, raster: Raster, site: Site, velocity: Array, title: str, fastest: float) -> None:
+    """Write a PNG of the velocities (N, 3) at a raster's points; the colours end at ``fastest`` m/s."""
+    figure, (axes,) = raster.figure()
+    speed = raster.image(np.linalg.norm(velocity, axis=1))
+    colours = axes.pcolormesh(raster.x, raster.y, speed, cmap=FIELD_MAP, vmin=0, vmax=fastest, rasterized=True)
+    every = max(1, round(max(speed.shape) / ARROWS))
+    some = np.zeros_like(raster.shown)
+    some[every // 2 :: every, every // 2 :: every] = True
+    chosen = some[raster.shown]
+    at, along = raster.positions[chosen], velocity[chosen, :2]
+    small: dict[str, Any] = {"scale": 1.2 * fastest / (every * raster.pixel), "width": 0.0016, "headwidth": 4}
+    axes.quiver(*at[:, :2].T, *along.T, color="white", alpha=0.75, angles="xy", scale_units="xy", pivot="mid", **small)
+    raster.draw_buildings(axes, site)
+    large: dict[str, Any] = {"scale": 2.2, "scale_units": "inches", "width": 0.009, "angles": "uv", "pivot": "mid"}
+    east, north = site.basis[0, :2]
+    axes.quiver(0.05, 0.94, east, north, color="crimson", ec="white", lw=0.8, transform=axes.transAxes, **large)
+    axes.set_title(title)
+    figure.colorbar(colours, ax=axes, label=f"wind speed at {raster.height:g} m [m/s]", extend="max", shrink=0.9)
+    with atomic_path(path) as partial:
+        figure.savefig(partial, dpi=110, format="png")
 
 
 def pictures(results: Results, scale: str) -> Iterator[Drawn]:

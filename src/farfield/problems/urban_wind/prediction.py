@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,16 @@ from farfield.problems.urban_wind.formats import read_buildings
 from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, speed_ratio
 from farfield.problems.urban_wind.sampling import PointCounts, UrbanNormalisation, UrbanSample, draw_sample
 from farfield.problems.urban_wind.site import Site
+from farfield.problems.urban_wind.uncertainty import Calibration
 from farfield.runs.run import Run
 from farfield.runs.weights import Device, chosen_device, load_weights
+from farfield.version import __version__
 
 Fields = dict[str, NDArray[np.float32]]
 Advance = Callable[[float], None]  # hears of every share of a draw that is done
 # How fields scale with the wind's speed in neutral air; temperatures do not.
 SPEED_POWERS = {"velocity": 1, "pressure": 2, "k": 2, "epsilon": 3, "pottemp": 0}
+UNITS = {"velocity": "m/s", "pressure": "Pa", "k": "m2/s2", "epsilon": "m2/s3", "pottemp": "K"}  # VTK has ASCII only
 _CHUNK = 16_384  # queries at a time: memory stays bounded
 
 
@@ -53,6 +56,9 @@ class WindPredictor(ABC):
     """
 
     model: nn.Module
+    name = ""  # of the shipped model or the run's folder
+    oblique = False  # whether walls at an angle to the wind were among the training data
+    calibration: Calibration | None = None  # how large its errors are
 
     def __init__(self, normalisation: UrbanNormalisation, encoding: str, problem: str, device: torch.device):
         self.normalisation = normalisation
@@ -68,6 +74,17 @@ class WindPredictor(ABC):
         self, case: UrbanCase, points: NDArray, rng: np.random.Generator, advance: Advance = lambda share: None
     ) -> NDArray[np.float32]:
         """All channels (N, F) at points (N, 3), in wind axes; where points stand for the city, ``rng`` draws them."""
+
+    def from_site(
+        self, site: Site, points: NDArray, rng: np.random.Generator, advance: Advance = lambda share: None
+    ) -> NDArray[np.float32]:
+        """The same around a user's buildings."""
+        return self.from_case(site.case, points, rng, advance)
+
+    def described_by(self, run: Run) -> None:
+        """Take over what a run's folder says beside its weights: its name, and its errors if they were measured."""
+        self.name = run.folder.resolve().name
+        self.calibration = Calibration.of(run)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -98,8 +115,12 @@ class WindPredictor(ABC):
     ) -> pv.DataSet:
         """The wind, as a mesh made around the buildings or as what was given in ``points``, with the fields on it.
 
+        Where the model's errors are known (``farfield calibrate``), every field has one more beside it, e.g.
+        ``velocity_error``: how far it is off at most in nine of ten places.
+
         Args:
-            buildings: closed surfaces in metres, x east, y north, z = 0 the ground; or an STL file of them.
+            buildings: closed surfaces in metres, x east, y north, z = 0 the ground; or a file of them
+                (:func:`farfield.problems.urban_wind.formats.read_buildings`).
             roughness: z0 of the ground, m.
             wind_direction: where the wind comes from, degrees clockwise from north; 270 is along +x.
             inverse_length: 1/L, 1/m: 0 neutral, positive stable, negative unstable air.
@@ -114,7 +135,8 @@ class WindPredictor(ABC):
         site = self.site(buildings, roughness=roughness, wind_direction=wind_direction, inverse_length=inverse_length)
         target = Target.of(site, points, spacing)
         ratio = speed_ratio(wind_speed, speed_height, roughness, inverse_length)
-        return target.filled(self.at(site, target.positions, ratio=ratio, fields=fields, seed=seed, draws=draws))
+        found = self.at(site, target.positions, ratio=ratio, fields=fields, seed=seed, draws=draws)
+        return target.filled(found, self.metadata(site, wind_speed, speed_height))
 
     def site(
         self,
@@ -127,10 +149,19 @@ class WindPredictor(ABC):
         """The city as the network wants it; warns of what is unlike the training data. ``site.mesh()`` makes cells."""
         if not isinstance(buildings, trimesh.Trimesh):
             buildings = read_buildings(buildings).mesh
-        site = Site.facing(buildings, wind_direction, roughness, inverse_length, self.normalisation)
-        for surprise in site.surprises(self.normalisation):
-            warnings.warn(f"outside the training data, expect larger errors: {surprise}", stacklevel=2)
-        return site
+        return self.sites(buildings, [wind_direction], roughness, inverse_length)[0]
+
+    def sites(
+        self, buildings: trimesh.Trimesh, directions: Sequence[float], roughness: float, inverse_length: float = 0.0
+    ) -> list[Site]:
+        """The same for several winds; what is unlike the training data is said once."""
+        sites = [
+            Site.facing(buildings, direction, roughness, inverse_length, self.normalisation) for direction in directions
+        ]
+        said = [surprise for site in sites for surprise in site.surprises(self.normalisation, self.oblique)]
+        for surprise in dict.fromkeys(said):
+            warnings.warn(f"outside the training data, expect larger errors: {surprise}", stacklevel=3)
+        return sites
 
     def at(
         self,
@@ -143,7 +174,7 @@ class WindPredictor(ABC):
         draws: int = 1,
         advance: Advance = lambda share: None,
     ) -> Fields:
-        """The wind at points (N, 3) of a site; NaN inside buildings and below the ground, with a warning.
+        """The wind at points (N, 3) of a site, with its errors; NaN inside buildings and below the ground, and said.
 
         ``ratio`` is that of its speed to 6 m/s at 80 m (see :func:`speed_ratio`).
         """
@@ -167,15 +198,34 @@ class WindPredictor(ABC):
         total = np.zeros((len(air), len(self.normalisation.channels)))
         for draw in range(draws):
             rng = np.random.default_rng([seed, draw])
-            total += self.from_case(site.case, air, rng, advance)
+            total += self.from_site(site, air, rng, advance)
         columns = self.columns(total / draws)
+        errors = self.calibration.errors(site.roughness, air, columns) if self.calibration is not None else {}
         if "velocity" in columns:
             columns["velocity"] = site.turn_back(columns["velocity"])
         fields_everywhere = {}
         for name in wanted:
-            fields_everywhere[name] = np.full((len(where), *columns[name].shape[1:]), np.nan, dtype=np.float32)
-            fields_everywhere[name][in_air] = columns[name] * ratio ** SPEED_POWERS[name]
+            for values, label in ((columns[name], name), (errors.get(name), f"{name}_error")):
+                if values is not None:
+                    everywhere = np.full((len(where), *values.shape[1:]), np.nan, dtype=np.float32)
+                    everywhere[in_air] = values * ratio ** SPEED_POWERS[name]
+                    fields_everywhere[label] = everywhere
         return fields_everywhere
+
+    def metadata(self, site: Site, wind_speed: float, speed_height: float) -> dict[str, float | str]:
+        """What a file of the wind should say about itself."""
+        described: dict[str, float | str] = {
+            "wind_direction": site.wind_direction,
+            "wind_speed": wind_speed,
+            "speed_height": speed_height,
+            "roughness": site.roughness,
+            "inverse_length": site.inverse_length,
+            "model": self.name or repr(self),
+            "farfield": __version__,
+            "units": ", ".join(f"{name} {UNITS[name]}" for name in self.fields)
+            + ", positions m, wind_direction degrees from north, wind_speed m/s at speed_height m, roughness m",
+        }
+        return described | ({"errors": str(self.calibration)} if self.calibration is not None else {})
 
     def columns(self, channels: NDArray) -> dict[str, NDArray]:
         """Channels (N, F) by field: (N, 3) for the velocity, (N,) for the rest."""
@@ -202,7 +252,9 @@ class UrbanPredictor(WindPredictor):
         load_weights(run.weights_path(), model)
         normalisation = UrbanNormalisation.from_dict(run.dataset()["normalisation"])
         counts = PointCounts(**config.points.model_dump())
-        return cls(model.to(chosen_device(device)), normalisation, counts, config.encoding.name)
+        predictor = cls(model.to(chosen_device(device)), normalisation, counts, config.encoding.name)
+        predictor.described_by(run)
+        return predictor
 
     @torch.no_grad()
     def from_case(
@@ -252,13 +304,20 @@ class Target:
         """(N, 3), in the user's coordinates."""
         return np.asarray((self.dataset.cell_centers() if self.by_cell else self.dataset).points, dtype=np.float64)
 
-    def filled(self, fields: Fields) -> pv.DataSet:
-        """A copy with these fields (and what the dataset held before)."""
+    def filled(self, fields: Fields, metadata: Mapping[str, float | str] | None = None) -> pv.DataSet:
+        """A copy with these fields (and what the dataset held before), and the metadata as field data."""
         out = self.dataset.copy()
         data = out.cell_data if self.by_cell else out.point_data
         for name, values in fields.items():
             data[name] = values
+        note(out, metadata or {})
         return out
+
+
+def note(dataset: pv.DataSet, metadata: Mapping[str, float | str]) -> None:
+    """Put metadata into the field data of a VTK dataset, whose texts are ASCII."""
+    for name, value in metadata.items():
+        dataset.field_data[name] = [value.encode("ascii", "replace").decode() if isinstance(value, str) else value]
 
 
 def _points(points: ArrayLike) -> NDArray[np.float64]:

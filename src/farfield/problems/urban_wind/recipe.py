@@ -133,32 +133,65 @@ class UrbanGeneration:
         return (Path(out) / INDEX_FILE).exists()
 
 
+READING = ("unit", "ground", "default_height", "height_attribute")
+OF_ALL = ("roughness", "wind_directions", "speed_height", "seed", "draws", "force")
+OF_WIND = ("wind_direction", "wind_speed", "inverse_length", "points", "spacing", "fields")
+OF_COMFORT = ("weather", "station_roughness", "points")
+OF_OPENFOAM = ("openfoam", "wind_direction", "wind_speed")
+
+
 def predict_wind_file(problem: Problem, run: Run, options: Mapping[str, Any], out: Path, device: Device) -> str:
-    """``farfield predict`` of a network of wind: buildings in, a file of the wind out."""
-    known = (
-        "roughness",
-        "wind_direction",
-        "wind_speed",
-        "speed_height",
-        "inverse_length",
-        "unit",
-        "ground",
-        "default_height",
-        "height_attribute",
-        "points",
-        "spacing",
-        "fields",
-        "seed",
-        "draws",
-    )
-    require(run, options, "buildings", "a file of buildings", known)
-    if not {"roughness", "wind_direction"} <= options.keys():
-        raise ValueError("--buildings needs --roughness (z0 in metres) and --wind-direction (degrees)")
-    from farfield.problems.urban_wind.city_files import predict_city
+    """``farfield predict`` of a network of wind: buildings in; files of the wind, of comfort, or a case of OpenFOAM."""
+    kind = next((name for name in ("weather", "openfoam") if name in options), "wind")
+    known = {"wind": OF_WIND, "weather": OF_COMFORT, "openfoam": OF_OPENFOAM}[kind]
+    require(run, options, "buildings", "a file of buildings", (*READING, *OF_ALL, *OF_WIND, *OF_COMFORT, *OF_OPENFOAM))
+    if unused := [name for name in options if name not in ("buildings", *READING, *OF_ALL, *known)]:
+        raise ValueError(f"--{unused[0].replace('_', '-')} has no use {f'with --{kind}' if kind != 'wind' else 'here'}")
+    if "roughness" not in options or not (kind == "weather" or {"wind_direction", "wind_directions"} & options.keys()):
+        raise ValueError(
+            "--buildings needs --roughness (z0 in metres) and --wind-direction (degrees), --wind-directions (how many, "
+            "around the compass) or --weather"
+        )
+    from farfield.problems.urban_wind.formats import read_buildings
 
     given = dict(options)
-    written = predict_city(problem.predictor(run, device), given.pop("buildings"), out, **given)
-    return f"wrote {' and '.join(map(str, written))}"
+    reading = {name: given.pop(name) for name in READING if name in given}
+    city, count = read_buildings(given.pop("buildings"), **reading), given.pop("wind_directions", None)
+    if count is not None and kind != "weather":
+        if "wind_direction" in given or kind == "openfoam":
+            raise ValueError("give --wind-direction (one or more angles), or --wind-directions (how many), not both")
+        if not 1 <= count <= 360:
+            raise ValueError(f"--wind-directions expects a number from 1 to 360, got {count}")
+        given["wind_direction"] = [360.0 * number / count for number in range(count)]
+    predictor = problem.predictor(run, device)
+    if kind == "weather":
+        from farfield.problems.urban_wind.comfort_files import predict_comfort
+
+        if count is not None:
+            given["directions"] = count
+        written = predict_comfort(predictor, city, given.pop("weather"), out, **given)
+    elif kind == "openfoam":
+        from farfield.problems.urban_wind.openfoam_start import write_start
+
+        given.pop("force", None)
+        written = write_start(predictor, city, given.pop("openfoam"), **given)
+    else:
+        from farfield.problems.urban_wind.city_files import predict_city
+
+        written = predict_city(predictor, city, out, **given)
+    return f"wrote {', '.join(map(str, written[:-1]))}{' and ' if written[1:] else ''}{written[-1]}"
+
+
+def calibrate_wind(problem: Problem, run: Run, folders: list[Path], device: Device) -> str:
+    """``farfield calibrate`` of a network of wind: its errors on validation cities, into the run's folder."""
+    from farfield.problems.urban_wind.files import UrbanWindFiles
+    from farfield.problems.urban_wind.uncertainty import calibrate
+
+    predictor = problem.predictor(run, device)
+    found = calibrate(predictor, run, [UrbanWindFiles(folder, predictor.fields) for folder in folders])
+    found.write(run)
+    judged = ", ".join(f"{name} {share:.1%}" for name, share in found.held_out.items())
+    return f"{run.folder}: {found}; of cities held out, within their errors: {judged}"
 
 
 @dataclass(frozen=True)
@@ -181,6 +214,9 @@ class UrbanWind(Problem):
         from farfield.problems.urban_wind.scoring import UrbanSubject
 
         return UrbanSubject(self.predictor(run, device), folder_of(run, data))
+
+    def calibrate(self, run: Run, data: str | Path | None = None, device: Device = None) -> str:
+        return calibrate_wind(self, run, [folder_of(run, data)], device)
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         return predict_wind_file(self, run, options, out, device)
