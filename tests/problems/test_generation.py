@@ -202,7 +202,7 @@ def test_an_unstable_time_step_and_an_unknown_split_are_refused(tmp_path):
 def test_a_damaged_description_is_refused(tmp_path):
     generate(tiny("swe"), tmp_path)
     (tmp_path / "dataset.yaml").write_text("problem: [")
-    with pytest.raises(ValueError, match="not a dataset's description"):
+    with pytest.raises(ValueError, match=r"dataset\.yaml is damaged .*: restore it, or choose another folder"):
         generate(tiny("swe"), tmp_path)
 
 

@@ -166,8 +166,8 @@ def test_settings_are_read_as_yaml():
 
 def test_a_file_that_is_no_configuration_is_refused(tmp_path):
     for text, message in (
-        ("a: [", "not valid YAML"),
-        ("just text", "expected settings"),
+        ("a: [", "is damaged"),
+        ("just text", "instead of names and values"),
         ("problem: swe", "dataset"),
         ("case: swe", "dataset"),
     ):

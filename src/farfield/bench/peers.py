@@ -28,7 +28,6 @@ from farfield.models.tokens import apply_on_cells, grid_of
 from farfield.prediction.stepping import Predictor
 from farfield.runs.config import SteppingRun
 from farfield.runs.run import Run
-from farfield.runs.weights import load_weights
 from farfield.training.loop import Task, computing_dtype, start_fabric, train
 from farfield.training.optimisers import build_optimisers
 from farfield.training.tasks import generated_task
@@ -139,7 +138,6 @@ def train_peer(name: str, config: SteppingRun, run: Run, minutes: float, console
     config = config.changed({"training.steps": steps})
     with run.begun(config, task.dataset, resume):
         fabric = start_fabric("cpu")
-        run.note_command(config.seed, str(computing_dtype(config.training, fabric.device)), 1)
         train(task, config.training, config.seed, run, fabric, resume=resume, console=console)
 
 
@@ -183,7 +181,7 @@ def benchmark_peers(
         run = Run(out / name)
         train_peer(name, config.changed({"dataset": str(data)}), run, minutes, console)
         model = build_peer(name, SampleSpec.model_validate(description["spec"]))
-        load_weights(run.weights_path(), model)
+        run.load_weights(model)
         models[name] = Predictor(model, run.dataset(), name)
     splits = test_splits(data, list(scales), ours)
     rows = []

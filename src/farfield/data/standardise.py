@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from farfield.data.source import Moments, Source, each_state
 from farfield.data.spec import SampleSpec
-from farfield.data.the_well import Split
+from farfield.data.the_well import Split, open_split
+from farfield.files import atomic_write_text, fingerprint, read_mapping
 
 Statistics = dict[str, dict[str, float]]
 """As ``stats.yaml`` has them: by statistic and field."""
@@ -46,7 +48,25 @@ def read_statistics(folder: str | Path) -> Statistics:
         raise FileNotFoundError(
             f"no statistics at {path}: run `farfield generate` again, it makes only what is missing"
         )
-    statistics: Statistics = yaml.safe_load(path.read_text(encoding="utf-8"))
+    remedy = "run the same `farfield generate` again, which makes it anew"
+    statistics, split = read_mapping(path, remedy), open_split(folder, "train")
+    checksum = statistics.pop("checksum", None)
+    for name in (kind + suffix for suffix in ("", "_delta") for kind in ("mean", "std", "rms")):
+        numbers = statistics.get(name)
+        for field in split.spec.fields:
+            if not isinstance(numbers, dict) or not isinstance(numbers.get(field), float):
+                raise ValueError(f"{path} is damaged, it has no {name} of {field}: {remedy}")
+    if checksum is None:  # written before there were checksums: the data itself tells
+        computed = compute_statistics(split)
+        same = all(
+            np.isclose(statistics[name][field], number, rtol=1e-4, atol=1e-9)
+            for name, numbers in computed.items()
+            for field, number in numbers.items()
+        )
+    else:
+        same = checksum == statistics_checksum(statistics, split)
+    if not same:
+        raise ValueError(f"{path} does not belong to the data beside it, one of them was altered: {remedy}")
     return statistics
 
 
@@ -103,6 +123,19 @@ def to_scale(values: NDArray, names: Sequence[str], spec: SampleSpec) -> NDArray
     scaled = np.array(values, dtype=np.float64)
     scaled[..., logged] = np.log(scaled[..., logged])
     return scaled
+
+
+def write_statistics(folder: Path, statistics: Statistics, split: Split) -> None:
+    """Store the training split's statistics, tied to it by a checksum."""
+    written = {**statistics, "checksum": statistics_checksum(statistics, split)}
+    atomic_write_text(folder / "stats.yaml", yaml.safe_dump(written, sort_keys=False))
+
+
+def statistics_checksum(statistics: Statistics, split: Split) -> str:
+    """Of the numbers and of what they are about: the split's description, shape, first and last simulation."""
+    about = [statistics, split.spec.as_json(), split.provenance, split.simulations, split.states, split.domain.cells]
+    ends = (split.read(simulation, slice(None)).tobytes() for simulation in (0, split.simulations - 1))
+    return fingerprint(json.dumps(about, sort_keys=True).encode(), *ends)
 
 
 @dataclass(frozen=True)

@@ -62,12 +62,25 @@ class Split:
             (shape,) = shapes
             self.simulations, self.states = int(shape[0]), int(shape[1])
             self.domain = Domain(shape[2:], tuple(header["extent"]))
+            self._check_extent()
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self.path} is not a dataset file of farfield: expected The Well's layout with an "
                 f"attribute "
                 f"'farfield' ({error}). Make it with `farfield generate`"
             ) from error
+
+    def _check_extent(self) -> None:
+        """The domain is told three times: by its extent, by scale and spacing, and by the coordinates of its cells."""
+        spec, extent = self.spec, self.domain.extent
+        scaled = [factor * length for factor, length in zip(self.scale, spec.training_extent, strict=True)]
+        cells = [n * dx for n, dx in zip(self.domain.cells, spec.spacing, strict=True)]
+        for what, length in (("scale times the training domain", scaled), ("cells times their spacing", cells)):
+            if not np.allclose(extent, length, rtol=1e-5):
+                raise ValueError(f"its extent {extent} was altered, its {what} is {tuple(length)}")
+        for axis, centres in zip(spec.axes, self.domain.centres(), strict=True):
+            if not np.allclose(self._open()["dimensions"][axis], centres, rtol=1e-5):
+                raise ValueError(f"its dimensions/{axis} was altered, they are not the centres of its cells")
 
     def _open(self) -> h5py.File:
         """The file, opened by this process: HDF5 handles must not be shared across a fork."""

@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 def read_rows(path: str | Path) -> list[Row]:
     """Read a file of rows."""
-    with Path(path).open(newline="", encoding="utf-8") as file:
+    with Path(path).open(newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.DictReader(file)
         if reader.fieldnames and reader.fieldnames[0] == "case":  # as the column was called before version 0.2
             reader.fieldnames = [Row._fields[0], *reader.fieldnames[1:]]
@@ -55,7 +55,7 @@ def read_rows(path: str | Path) -> list[Row]:
                     problem=r["problem"],
                     encoding=r["encoding"],
                     seed=int(r["seed"]),
-                    scale=r["scale"],
+                    scale=_checked_scale(r["scale"]),
                     field=r["field"],
                     metric=r["metric"],
                     horizon=int(r["horizon"]),
@@ -71,6 +71,11 @@ def read_rows(path: str | Path) -> list[Row]:
 def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
     """Write a file of rows, in one step."""
     write_table(path, Row._fields, rows)
+
+
+def _checked_scale(scale: str) -> str:
+    scale_order(scale)
+    return scale
 
 
 def scale_order(scale: str) -> tuple[float, ...]:

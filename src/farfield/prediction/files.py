@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from farfield.files import atomic_path, read_arrays
+from farfield.files import atomic_path, check_memory, read_arrays
 from farfield.prediction.stepping import Predictor
 
 
@@ -55,8 +56,12 @@ def _predict_hdf5(predictor: Predictor, source: Path, out: Path, steps: int, sta
         raise ValueError(f"{source} is truncated, damaged or not HDF5 ({error})") from None
     with file:
         try:
-            centres = [np.asarray(file["dimensions"][axis], dtype=np.float64) for axis in predictor.axes]
+            coordinates = [file["dimensions"][axis] for axis in predictor.axes]
             fields = {name: file["t0_fields"][name] for name in predictor.fields}
+            simulations = next(iter(fields.values())).shape[:1]
+            needed = 8 * math.prod([*simulations, *(axis.size for axis in coordinates)])
+            check_memory(needed * (len(fields) + len(coordinates)), f"one state of {source}")
+            centres = [np.asarray(axis, dtype=np.float64) for axis in coordinates]
         except KeyError as error:
             raise ValueError(
                 f"{source} is not a file of {predictor.problem} in The Well's layout: expected dimensions/"

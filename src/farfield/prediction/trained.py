@@ -26,7 +26,7 @@ from farfield.models.for_data import build_network
 from farfield.models.tokens import grid_of
 from farfield.models.transformer_operator import TransformerOperator
 from farfield.runs.run import Run
-from farfield.runs.weights import Device, chosen_device, load_weights
+from farfield.runs.weights import Device, chosen_device
 
 Fields = Mapping[str, ArrayLike]
 USUAL = 10.0  # spreads around the training data's mean: beyond, a network has seen nothing like it
@@ -57,7 +57,7 @@ class Trained:
             encoding = EncodingConfig.model_validate(config["encoding"])
             size = ModelConfig.model_validate(config["model"])
             model = build_network(SampleSpec.model_validate(description["spec"]), encoding, size)
-            load_weights(run.weights_path(), model)
+            run.load_weights(model)
             return cls(model.to(chosen_device(device)), description, encoding.name)
         except (KeyError, TypeError, ValidationError) as error:
             raise ValueError(f"{run} does not describe a trained model: {type(error).__name__}: {error}") from None

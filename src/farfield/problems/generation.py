@@ -24,10 +24,10 @@ from rich.console import Console
 
 from farfield.data.domain import Domain
 from farfield.data.spec import SampleSpec
-from farfield.data.standardise import Statistics, compute_statistics
+from farfield.data.standardise import Statistics, compute_statistics, read_statistics, write_statistics
 from farfield.data.the_well import open_split, scale_text, split_path
 from farfield.data.write import write_split
-from farfield.files import atomic_write_text, locked, modern
+from farfield.files import atomic_write_text, locked, modern, read_mapping
 from farfield.progress import Progress
 from farfield.version import __version__
 
@@ -151,8 +151,7 @@ class GridGeneration:
             factors = [tuple(float(factor) for factor in scale.split("x")) for scale in scales.split(",")]
             return with_scales(config, [scale * dim if len(scale) == 1 else scale for scale in factors])
         except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'dataset'}: {e['msg']}" for e in error.errors())
-            raise ValueError(f"these settings make no dataset: {problems}") from error
+            raise ValueError(f"these settings make no dataset: {_told(error)}") from error
         except (yaml.YAMLError, ValueError) as error:
             raise ValueError(
                 f"expected changes like cells=[64,64] and scales like 2,10 or 2x1, got {list(changes)} and "
@@ -228,9 +227,10 @@ class GridGeneration:
         if workers is not None and workers < 1:
             raise ValueError(f"expected at least one worker, got {workers}")
         out = Path(out)
+        missing = [name for name in config.splits if not split_path(out, config.problem, name).exists()]
+        _check_room(out, sum(self.file_bytes(config, name) for name in missing))
         with _claimed(out, config) as whole:
-            missing = [name for name in config.splits if not split_path(out, config.problem, name).exists()]
-            _check_room(out, sum(self.file_bytes(config, name) for name in missing))
+            missing = [name for name in missing if not split_path(out, config.problem, name).exists()]
             with _threads(workers):
                 for name in missing:
                     split = config.splits[name]
@@ -247,12 +247,12 @@ class GridGeneration:
                     )
             # A kill may have hit between a file and what is derived from it, so that is made anew whenever in
             # doubt.
-            if missing or not (out / "README.md").exists():
+            if missing or not (out / "README.md").exists() or not _has_statistics(out):
                 from farfield.data.card import write_card  # matplotlib, which nothing else here needs
 
                 splits = {name: open_split(out, name) for name in whole.splits}
                 statistics = compute_statistics(splits["train"])
-                atomic_write_text(out / "stats.yaml", yaml.safe_dump(statistics, sort_keys=False))
+                write_statistics(out, statistics, splits["train"])
                 write_card(out, splits, statistics, self.about, self.published)
         return missing
 
@@ -332,19 +332,29 @@ def _claimed(out: Path, config: DatasetConfig) -> Iterator[DatasetConfig]:
 
 def read_config(path: Path) -> DatasetConfig:
     """Read and check a ``dataset.yaml``."""
+    remedy = "restore it, or choose another folder"
     try:
-        return DatasetConfig.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError, ValidationError) as error:
-        raise ValueError(
-            f"{path} is not a dataset's description: {error}. Restore it, or choose another folder"
-        ) from error
+        return DatasetConfig.model_validate(read_mapping(path, remedy))
+    except ValidationError as error:
+        raise ValueError(f"{path} is not a dataset's description ({_told(error)}): {remedy}") from None
+
+
+def _told(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'dataset'}: {e['msg']}" for e in error.errors())
+
+
+def _has_statistics(out: Path) -> bool:
+    try:
+        read_statistics(out)
+    except (ValueError, FileNotFoundError):
+        return False
+    return True
 
 
 def _check_room(out: Path, needed: int) -> None:
-    free = shutil.disk_usage(out).free
+    free = shutil.disk_usage(next(folder for folder in (out, *out.resolve().parents) if folder.exists())).free
     if needed > free:
         raise OSError(
-            f"the dataset needs {needed / 1e9:.1f} GB and {out} has {free / 1e9:.1f} GB free: make room, "
-            f"choose another "
-            f"folder with --out, or a smaller --preset"
+            f"the dataset needs {needed / 1e9:.1f} GB and {out} has {free / 1e9:.1f} GB free: make room, choose "
+            "another folder with --out, or a smaller --preset"
         )

@@ -57,6 +57,12 @@ def read_runs(folders: Iterable[str | Path]) -> list[SavedRun]:
                 f"{run} was evaluated with other weights than it has now: run `farfield evaluate {run}` again"
             )
         rows = read_rows(run.rows_path)
+        errors = [row.value for row in rows if row.metric != "seconds"]
+        if errors and all(map(math.isnan, errors)):
+            raise ValueError(
+                f"{run.rows_path}: none of its {len(errors)} errors is a number, as where nothing changes in the test "
+                f"data: look at that, and evaluate {run} again"
+            )
         if len({row[:3] for row in rows}) != 1 or rows[0].encoding not in NAMES:
             raise ValueError(f"{run.rows_path} does not hold the rows of one run of a known encoding")
         saved = SavedRun(
@@ -173,8 +179,10 @@ class Results:
 
     def summary(self, encoding: str, scale: str, field: str, metric: str, horizon: int = 1) -> Summary | None:
         """The mean and spread over seeds of a number, if it was measured."""
-        rows = self._by_key.get((encoding, scale, field, metric, horizon))
-        if not rows:
+        rows = [
+            row for row in self._by_key.get((encoding, scale, field, metric, horizon), ()) if row.value == row.value
+        ]
+        if not rows:  # or none that is a number: an error relative to nothing
             return None
         values = [row.value for row in rows]
         finite = all(map(math.isfinite, values))

@@ -13,6 +13,7 @@ valid name; a configuration goes to YAML and back unchanged.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -20,7 +21,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from farfield.files import atomic_write_text, modern
+from farfield.files import atomic_write_text, modern, read_mapping
 from farfield.models.config import EncodingConfig, ModelConfig, NamedEncoding, SizeConfig, Strict
 
 
@@ -188,13 +189,10 @@ class OwnRun(SteppingRun):
 
 def read_settings(path: str | Path) -> dict[str, Any]:
     """The settings in a run's YAML file, before it is known of which problem they are."""
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from None
-    if not isinstance(values, dict) or not isinstance(modern(values).get("problem"), str):
-        raise ValueError(f"{path}: expected settings as key: value, among them problem: NAME, got {values!r}")
-    return modern(values)
+    values = modern(read_mapping(Path(path), "restore it from a copy, or write it anew"))
+    if not isinstance(values.get("problem"), str):
+        raise ValueError(f"{path}: expected settings, among them problem: NAME, got {reprlib.repr(values)}")
+    return values
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from farfield.files import (
     atomic_write_text,
@@ -44,7 +45,7 @@ from farfield.files import (
 )
 from farfield.runs.config import RunConfig, read_settings
 from farfield.runs.hub import fetch
-from farfield.runs.weights import naming
+from farfield.runs.weights import load_weights, naming
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
 LOSS_COLUMNS = ("step", "epoch", "loss", "learning_rate", "points_per_second", "seconds")
@@ -166,6 +167,15 @@ class Run:
         warnings.warn(f"{self} has no validation behind it yet: its last weights are used", stacklevel=2)
         return self.last_path
 
+    def trained_with(self) -> str:
+        """Tells what a prediction depends on beside the weights: the data's description, and the encoding."""
+        depends = {"dataset": self.dataset(), "encoding": self.settings().get("encoding")}
+        return fingerprint(json.dumps(depends, sort_keys=True).encode())
+
+    def load_weights(self, model: nn.Module) -> None:
+        """Read the weights to predict with into a model; what belongs to them must be as it was."""
+        load_weights(self.weights_path(), model, self.trained_with())
+
     def weights_fingerprint(self) -> str | None:
         """Tells the weights that are used from all others; None where there are none."""
         found = next((path for path in (self.best_path, self.last_path) if path.is_file()), None)
@@ -200,9 +210,12 @@ def _numbers(path: Path) -> list[dict[str, float]]:
     """Rows of numbers; one that a killed process left incomplete is passed over."""
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = [row for row in csv.DictReader(file) if all(row.values())]
-    return [{name: float(value) for name, value in row.items()} for row in rows]
+    try:
+        return [{name: float(value) for name, value in row.items()} for row in rows]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}): restore it from a copy, or delete it") from None
 
 
 def _version(package: str) -> str:
@@ -220,10 +233,10 @@ class Table:
         writer = csv.DictWriter(kept, columns, lineterminator="\n")
         writer.writeheader()
         if path.exists() and step > 0:
-            with path.open(newline="", encoding="utf-8") as file:
+            with path.open(newline="", encoding="utf-8", errors="replace") as file:
                 for row in csv.DictReader(file):
-                    if (row["step"] or "").isdigit() and int(row["step"]) <= step and row[columns[-1]]:
-                        writer.writerow(row)
+                    if (row.get("step") or "").isdigit() and int(row["step"]) <= step and row.get(columns[-1]):
+                        writer.writerow({name: row.get(name) for name in columns})
         with naming(path):
             atomic_write_text(path, kept.getvalue())
         self._path = path

@@ -8,19 +8,20 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from farfield.files import atomic_path
 
 Device = str | torch.device | None
+_TRAINED_WITH = "trained_with"
 
 
 def chosen_device(device: Device) -> torch.device:
@@ -31,14 +32,21 @@ def chosen_device(device: Device) -> torch.device:
     return chosen
 
 
-def load_weights(path: str | Path, model: nn.Module) -> None:
-    """Read weights into a model of the same shape."""
+def load_weights(path: str | Path, model: nn.Module, trained_with: str = "") -> None:
+    """Read weights into a model of the same shape, made ``trained_with`` the same (see :func:`save_weights`)."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no weights at {path}: has the run reached its first validation?")
     try:
         weights = safetensors.torch.load_file(path)
+        with safe_open(path, "pt") as file:
+            noted = (file.metadata() or {}).get(_TRAINED_WITH, trained_with)
     except SafetensorError as error:
         raise ValueError(f"{path} is truncated or damaged ({error})") from None
+    if trained_with and noted != trained_with:
+        raise ValueError(
+            f"{Path(path).parent}: dataset.json, or the encoding in config.yaml, was altered since {Path(path).name} "
+            "was trained with them: restore them from a copy, or train anew"
+        )
     fill(model, weights, path)
 
 
@@ -53,17 +61,19 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> N
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError(f"{path} holds the weights of another model: {'; '.join(wrong[:3])}{more}")
+    if lost := [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]:
+        raise ValueError(f"{path} is damaged: {lost[0]} holds values that are not finite; restore it from a copy")
     model.load_state_dict(dict(weights))
 
 
-def _shape(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else str(tuple(tensor.shape))
+def _shape(tensor: Any) -> str:
+    return str(tuple(tensor.shape)) if isinstance(tensor, Tensor) else "absent"
 
 
-def save_weights(path: Path, model: nn.Module) -> None:
-    """Write a model's weights as safetensors."""
+def save_weights(path: Path, model: nn.Module, trained_with: str = "") -> None:
+    """Write a model's weights as safetensors; ``trained_with`` tells what else a prediction depends on."""
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    _write(path, safetensors.torch.save(weights))
+    _write(path, safetensors.torch.save(weights, {_TRAINED_WITH: trained_with} if trained_with else None))
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
@@ -78,10 +88,35 @@ def load_state(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path.parent} has no checkpoint to resume from ({path.name} is missing): start it anew")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, LookupError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path} is truncated or damaged ({reason}): the run cannot be continued from it") from None
+    parts = {"model": dict, "optimisers": list, "step": int, "best": float, "seconds": float}
+    held = state if isinstance(state, dict) else {}
+    if wrong := [name for name, kind in parts.items() if not isinstance(held.get(name), kind)]:
+        raise ValueError(
+            f"{path} is no checkpoint of a run, it lacks {', '.join(wrong)}: restore it from a copy, or start anew"
+        )
+    return state
+
+
+def restore_optimisers(optimisers: Sequence[Any], saved: Sequence[Any], path: Path) -> None:
+    """``load_state_dict`` of all, refusing the state of other optimisers or of other weights."""
+    remedy = "restore it from a copy, or start anew"
+    if len(saved) != len(optimisers):
+        raise ValueError(f"{path} holds {len(saved)} optimisers, the run has {len(optimisers)}: {remedy}")
+    for optimiser, state in zip(optimisers, saved, strict=True):
+        try:
+            optimiser.load_state_dict(state)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} holds the state of another optimiser ({error}): {remedy}") from None
+        for weight, values in optimiser.optimizer.state.items():
+            for name, value in values.items():
+                if isinstance(value, Tensor) and value.numel() not in (1, weight.numel()):
+                    raise ValueError(
+                        f"{path}: the optimiser's {name} of a weight {_shape(weight)} is {_shape(value)}: {remedy}"
+                    )
 
 
 def _write(path: Path, content: bytes) -> None:

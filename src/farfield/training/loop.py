@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from farfield.runs.config import RunConfig, TrainingConfig
 from farfield.runs.run import Run
-from farfield.runs.weights import fill, load_state, save_state, save_weights
+from farfield.runs.weights import fill, load_state, restore_optimisers, save_state, save_weights
 from farfield.training.optimisers import build_optimisers, learning_rate, update_average
 from farfield.training.progress import Log, StopRequest
 
@@ -117,9 +117,6 @@ def fit(
     # and that before the other processes start: they must not wait for one that has failed
     with run.begun(config, task.dataset, resume) if is_first_process() else nullcontext():
         fabric = start_fabric(accelerator, devices, nodes)
-        if fabric.is_global_zero:
-            dtype = computing_dtype(config.training, fabric.device)
-            run.note_command(config.seed, str(dtype).removeprefix("torch."), fabric.world_size)
         train(task, config.training, config.seed, run, fabric, resume=resume, console=console or Console())
 
 
@@ -160,20 +157,26 @@ def train(
     first, best, seconds = 0, math.inf, 0.0
     if resume:
         state = load_state(run.state_path)
+        if not 0 <= state["step"] <= steps:
+            raise ValueError(
+                f"{run.state_path} is at step {state['step']}, the run ends at step {steps}: config.yaml was altered "
+                "since, or the checkpoint is another run's; restore it, or start a new run"
+            )
         fill(task.model, state["model"], run.state_path)
         if config.average:
-            fill(average, state["average"], run.state_path)
-        for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
+            fill(average, state.get("average") or {}, run.state_path)
+        restore_optimisers(optimisers, state["optimisers"], run.state_path)
         scaler.load_state_dict(state.get("scaler", {}))
         first, best, seconds = state["step"], state["best"], state["seconds"]
         if first == steps and main:
             console.print(f"{run} is trained to its last step, {steps}: nothing to continue", highlight=False)
 
+    trained_with = run.trained_with() if main else ""
+
     def save(step: int) -> None:
         if not main:
             return
-        save_weights(run.last_path, average)
+        save_weights(run.last_path, average, trained_with)
         save_state(
             run.state_path,
             {
@@ -190,6 +193,8 @@ def train(
     batches = _batches(task, config, seed, first, steps, fabric)
     held_out = _validation_groups(task.validation_data, config, fabric)
     stop = StopRequest()
+    if main:
+        run.note_command(seed, str(dtype).removeprefix("torch."), fabric.world_size)
     log = Log(run, first, steps, console) if main else None
     if not resume:
         save(0)
@@ -239,10 +244,16 @@ def train(
             if done % config.validate_every == 0 or done == steps:
                 judged = _validate(task, average, held_out, fabric, autocast)
                 seconds = time.perf_counter() - started
+                if not math.isfinite(judged):
+                    raise Diverged(
+                        f"the validation loss is {judged} at step {done}: stopped, for no weights could be called the "
+                        f"best. {run.last_path} holds those of the last checkpoint; a lower training.learning_rate or "
+                        "training.gradient_clip may help"
+                    )
                 if judged < best:
                     best = judged
                     if main:
-                        save_weights(run.best_path, average)
+                        save_weights(run.best_path, average, trained_with)
                 if log:
                     log.validation(done, step // steps_per_epoch, judged, best, seconds)
             if done % config.checkpoint_every == 0 or done == steps or stopping:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from farfield.data.check import check_source
 from farfield.data.dataset import Dataset
 from farfield.data.opening import open_dataset
 from farfield.data.samples import Group, Samples, collate
@@ -19,7 +20,6 @@ from farfield.data.the_well import SplitSource, open_split
 from farfield.models.for_data import build_network
 from farfield.runs.config import OwnRun, SteppingRun
 from farfield.runs.run import Run
-from farfield.runs.weights import load_weights
 from farfield.training.loop import Task
 
 # Changes below this fraction of the usual one count as if they were this large: nothing moves there.
@@ -31,9 +31,10 @@ def generated_task(config: SteppingRun) -> Task:
     train, validation = (open_split(config.dataset, name) for name in ("train", "validation"))
     if train.spec.problem != config.problem:  # before anything that such data cannot have, like windows of two axes
         raise ValueError(f"{config.dataset} is a dataset of {train.spec.problem}, the run is for {config.problem}")
-    statistics = described_statistics(read_statistics(config.dataset), train.spec.fields)
     for split in (train, validation):
         split.preload()
+        check_source(SplitSource(split), {})
+    statistics = described_statistics(read_statistics(config.dataset), train.spec.fields)
     described = {"spec": train.spec.model_dump(mode="json"), **statistics, "cells": list(train.domain.cells)}
     return _task(config, SplitSource(train), SplitSource(validation), train.spec, statistics, described)
 
@@ -59,7 +60,7 @@ def own_task(config: OwnRun, data: Dataset | None = None) -> Task:
     described = {"spec": spec.as_json(), **statistics}
     task = _task(config, train, validation, spec, statistics, described, spoiling)
     if config.starts_from is not None:
-        load_weights(Run.find(config.starts_from).weights_path(), task.model)
+        Run.find(config.starts_from).load_weights(task.model)
     return task
 
 

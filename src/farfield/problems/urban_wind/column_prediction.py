@@ -17,7 +17,7 @@ from farfield.problems.urban_wind.prediction import Advance, WindPredictor
 from farfield.problems.urban_wind.sampling import UrbanNormalisation
 from farfield.problems.urban_wind.site import Site
 from farfield.runs.run import Run
-from farfield.runs.weights import Device, chosen_device, load_weights
+from farfield.runs.weights import Device, chosen_device
 
 _CHUNK = 16_384  # points at a time: what they need stays in the processor's cache
 
@@ -43,7 +43,7 @@ class ColumnPredictor(WindPredictor):
         """The best weights of a run; on CUDA where there is one, unless a device is given."""
         config = ColumnRun.parse(run.settings(), str(run.config_path))
         model = config.build()
-        load_weights(run.weights_path(), model)
+        run.load_weights(model)
         data = run.dataset()
         normalisation = UrbanNormalisation.from_dict(data["normalisation"])
         scale = CorrectionScale.from_dict(data["corrections"])

@@ -29,7 +29,7 @@ from farfield.problems.urban_wind.sampling import PointCounts, UrbanNormalisatio
 from farfield.problems.urban_wind.site import Site
 from farfield.problems.urban_wind.uncertainty import Calibration
 from farfield.runs.run import Run
-from farfield.runs.weights import Device, chosen_device, load_weights
+from farfield.runs.weights import Device, chosen_device
 from farfield.version import __version__
 
 Fields = dict[str, NDArray[np.float32]]
@@ -249,7 +249,7 @@ class UrbanPredictor(WindPredictor):
         """The best weights of a run; on CUDA where there is one, unless a device is given."""
         config = UrbanRun.parse(run.settings(), str(run.config_path))
         model = config.build()
-        load_weights(run.weights_path(), model)
+        run.load_weights(model)
         normalisation = UrbanNormalisation.from_dict(run.dataset()["normalisation"])
         counts = PointCounts(**config.points.model_dump())
         predictor = cls(model.to(chosen_device(device)), normalisation, counts, config.encoding.name)
