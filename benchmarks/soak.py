@@ -5,7 +5,8 @@
 ``generate``, ``train``, ``finetune`` and ``predict`` run in children of a process that has imported everything, so that
 a kill hits the work and not the imports. A child is ended by SIGKILL after a random time; whatever stands under a final
 name must then be whole, and the command (or ``train --resume``) goes on until it ends undisturbed, to the bytes of a
-run that nobody killed. Figures are in ``OUT/soak.json`` after every kill; the same command continues.
+run that nobody killed. Figures are in ``OUT/worker-*.json`` after every kill, in ``OUT/soak.json`` at the end; the same
+command continues.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ import numpy as np
 
 import farfield as ff
 from farfield.cli import main as farfield
-from farfield.files import atomic_write_text
+from farfield.files import atomic_write_text, remove_partials
 
 for module in ("farfield.training.loop", "farfield.evaluation.own", "farfield.studies.reproduce",
                "farfield.data.card", "farfield.prediction.own_files", "torch.utils.tensorboard", "numba"):  # fmt: skip
@@ -167,25 +168,29 @@ def prepare(root: Path) -> None:
     (root / "base" / "finetune-from-here").touch()
 
 
-def kills(root: Path, wanted: int, seed: int) -> Iterator[dict]:
-    """Kill commands until so many are dead; yields the figures after each."""
-    record = root / "soak.json"
-    held = json.loads(record.read_text()) if record.exists() else {}
-    figures: dict = held.get("kills") or {"kills": {}, "finished": {}, "differences": [], "seed": seed}
-    all_jobs, expected, seconds = jobs(root), {}, {}
-    for name, job in all_jobs.items():
+def references(root: Path) -> dict[str, tuple[dict[str, str], float]]:
+    """What each command leaves behind when nobody kills it, and the seconds it takes."""
+    found = {}
+    for name, job in jobs(root).items():
         out = root / ("whole-" + name + (".npz" if name == "predict" else ""))
         if out.is_dir():
             shutil.rmtree(out)
-        seconds[name] = undisturbed(name, job.begin(out), root)
-        expected[name] = {key.replace(out.name, "OUT"): value for key, value in job.left(out).items()}
-        figures["finished"].setdefault(name, 0)
-        figures["kills"].setdefault(name, 0)
+        seconds = undisturbed(name, job.begin(out), root)
+        found[name] = {key.replace(out.name, "OUT"): value for key, value in job.left(out).items()}, seconds
+    return found
+
+
+def kill_many(root: Path, worker: int, wanted: int, seed: int, known: dict[str, tuple[dict[str, str], float]]) -> None:
+    """Kill commands until so many are dead; the figures are written after each."""
+    record, all_jobs = root / f"worker-{worker}.json", jobs(root)
+    nothing: dict = {"kills": dict.fromkeys(all_jobs, 0), "finished": dict.fromkeys(all_jobs, 0), "differences": []}
+    figures = json.loads(record.read_text()) if record.exists() else nothing
+    expected, seconds = ({name: pair[i] for name, pair in known.items()} for i in (0, 1))
     while (done := sum(figures["kills"].values())) < wanted:
-        chance = random.Random(f"{seed} {done} {sum(figures['finished'].values())}")
+        chance = random.Random(f"{seed} {worker} {done} {sum(figures['finished'].values())}")
         name = min(all_jobs, key=lambda name: figures["kills"][name])  # in turn
         job = all_jobs[name]
-        out = root / ("killed-" + name + (".npz" if name == "predict" else ""))
+        out = root / (f"killed-{worker}-{name}" + (".npz" if name == "predict" else ""))
         began = time.monotonic()
         child = start(job.begin(out), root / "log.txt")
         code = ended(child, began + chance.uniform(0, 1.1 * seconds[name]))
@@ -200,16 +205,32 @@ def kills(root: Path, wanted: int, seed: int) -> Iterator[dict]:
             figures["finished"][name] += 1
             seconds[name] = (2 * seconds[name] + time.monotonic() - began) / 3  # as the machine is now
             wrong = [key for key in expected[name] if found.get(key) != expected[name][key]]
-            partials = [str(path) for path in root.rglob("*.partial")] if out.is_dir() else []
-            wrong += [path for path in partials if f"/{out.name}/" in path]
+            wrong += [f"{path} left behind" for path in out.rglob("*.partial")]
             shutil.rmtree(out) if out.is_dir() else out.unlink()
-            for left_behind in root.glob(".*.partial"):
-                left_behind.unlink()
+            remove_partials(out)  # of a file there is no folder of its own to tidy up
         else:
             wrong = [f"ended with {code}"]
             shutil.rmtree(out, ignore_errors=True)
         figures["differences"] += [f"kill {done}, {name}: {what}" for what in wrong]
-        yield figures
+        atomic_write_text(record, json.dumps(figures, indent=1) + "\n")
+
+
+def kills(root: Path, wanted: int, workers: int, seed: int) -> dict:
+    """Kill commands in several processes at once, until so many are dead; the figures of all."""
+    known, children = references(root), []
+    for worker in range(workers):
+        child = os.fork()
+        if child == 0:
+            kill_many(root, worker, -(-wanted // workers), seed, known)
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    found = [json.loads(path.read_text()) for path in sorted(root.glob("worker-*.json"))]
+    summed = {
+        what: {name: sum(one[what][name] for one in found) for name in jobs(root)} for what in ("kills", "finished")
+    }
+    return {**summed, "differences": [line for one in found for line in one["differences"]], "seed": seed}
 
 
 def rollout(model: str, steps: int) -> dict:
@@ -229,6 +250,7 @@ def rollout(model: str, steps: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--workers", type=int, default=1, help="that kill at once")
     parser.add_argument("--steps", type=int, default=2000, help="of the rollouts")
     parser.add_argument("--models", nargs="*", default=["swe-laape"])
     parser.add_argument("--seed", type=int, default=0)
@@ -236,12 +258,8 @@ def main() -> None:
     options = parser.parse_args()
     root = options.out
     prepare(root)
-    figures: dict = {}
-    for found in kills(root, options.kills, options.seed):
-        figures["kills"] = found
-        atomic_write_text(root / "soak.json", json.dumps(figures, indent=1) + "\n")
+    figures: dict = {"kills": kills(root, options.kills, options.workers, options.seed)}
     figures["rollouts"] = [rollout(model, options.steps) for model in options.models]
-    figures = json.loads((root / "soak.json").read_text()) | figures
     atomic_write_text(root / "soak.json", json.dumps(figures, indent=1) + "\n")
     print(json.dumps(figures, indent=1))
 

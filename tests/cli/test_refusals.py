@@ -247,7 +247,7 @@ OWN = {
         lambda b: ["check", b.write(b.folder / "e" / ".hidden", "").parent],
         "holds no data that can be",
     ),
-    "two kinds of files": (lambda b: b.owned("more.hdf5", b"\x89HDF"), "1 files of The Well's HDF5 and 4 files of NPZ"),
+    "two kinds of files": (lambda b: b.owned("more.hdf5", b"\x89HDF"), "1 files of HDF5 and 4 files of NPZ"),
     "a truncated NPZ": (
         lambda b: [b.cut(b.own / "simulation_0.npz"), "check", b.own][1:],
         "simulation_0.npz is truncated",
@@ -268,7 +268,7 @@ OWN = {
         lambda b: b.simulation(lambda i, a: spoil(a["states/T"], (2, 5)) if i == "1" else None),
         r"simulation_1.*state 2: T holds 1 values that are NaN or infinite, the first at point 5",
     ),
-    "a constant field": (lambda b: b.simulation(lambda i, a: a["states/T"].fill(3.0)), "T is constant in the training"),
+    "a constant field": (lambda b: b.simulation(lambda i, a: a["states/T"].fill(float(i))), "T never changes"),
     "two simulations": (
         lambda b: [[(b.own / f"simulation_{i}.npz").unlink() for i in (2, 3)], b.described(splits=None)][1],
         "at least three simulations, .* got 2",
