@@ -12,6 +12,16 @@ NAMES = {
     "window": "Window",
     "none": "no attention",
 }
+# What these names stand for, in a sentence that starts with the name.
+MEANINGS = {
+    "rope": "rotary position embedding: every point sees the whole domain, whatever its size.",
+    "laspe": "local anisotropic symmetric positional encoding: it fades with the distance, like a Gaussian.",
+    "laape": "local anisotropic asymmetric positional encoding: it fades faster still, and may reach further one way.",
+    "flashbias": "a Gaussian like LASPE's, whose width is learned for each query.",
+    "alibi": "attention with linear biases: it fades exponentially with the distance.",
+    "window": "a window: all within a distance is seen alike, nothing beyond.",
+    "none": "the same network without attention.",
+}
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 COLOURS = dict(zip(NAMES, ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9", "#999999"), strict=True))
 ASYMMETRIC_COLOUR = "#56B4E9"  # LAAPE with two decay lengths, beside the symmetric one

@@ -34,7 +34,7 @@ def test_names_in_the_rows_lead_out_of_no_folder_and_into_no_markup(tmp_path):
     assert digests(tmp_path).items() >= before.items()
     tables = [path.read_text() for path in sorted(page.parent.glob("tables/*.md"))]
     assert tables and not any("<script" in text or "[a](b)" in text for text in tables)
-    assert "<script" not in page.read_text()
+    assert page.read_text().count("<script") == 1  # our own
     for text in tables:
         caption, _, header, rule, *rows = text.splitlines()
         assert evil not in caption

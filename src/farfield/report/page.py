@@ -15,22 +15,46 @@ from farfield.files import atomic_path, refuse_overwriting
 from farfield.report.figures import Drawn, all_figures, in_small_type
 from farfield.report.saved import Presentation, Results, read_runs
 from farfield.report.tables import Table, all_tables, growth, numbers_csv, percent
-from farfield.style import NAMES
+from farfield.style import MEANINGS, NAMES, quantity
+from farfield.view.player import Rollout
 
 STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; background: #fff; margin: 0 auto; max-width: 62rem;
   padding: 1rem 1rem 4rem; overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; line-height: 1.2; } h2 { margin-top: 2.5rem; border-bottom: 2px solid #dde3ec; }
+nav { background: #f3f6fa; padding: .6rem 1rem; border-radius: .3rem; } nav ul { margin: 0; padding-left: 1.2rem; }
+dt { font-weight: 600; float: left; clear: left; margin-right: .5rem; } dd { margin: 0 0 .2rem; }
 .scroll { overflow-x: auto; margin-bottom: 1.5rem; } figure { margin: 1.5rem 0; }
-img { max-width: 100%; height: auto; display: block; }
-@media (max-width: 45rem) { .scroll img { max-width: none; width: 42rem; } }
+.hint { display: none; color: #505a6b; font-size: .8rem; } .wide > .hint { display: block; }
+img { max-width: 100%; height: auto; display: block; cursor: zoom-in; }
+iframe { width: 100%; height: 34rem; border: 1px solid #dde3ec; box-sizing: border-box; }
+dialog { max-width: none; max-height: none; width: 100%; height: 100%; padding: 0; border: 0; overflow: auto; }
+dialog img { max-width: none; cursor: zoom-out; }
 figcaption, .caption { color: #505a6b; font-size: .9rem; margin: .3rem 0; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e6eaf1; }
 th { background: #f3f6fa; } td:first-child, th:first-child { text-align: left; }
+td:first-child { position: sticky; left: 0; background: #fff; }
 code { background: #f3f6fa; padding: .1rem .3rem; border-radius: .2rem; overflow-wrap: anywhere; }
 """
+# A click shows a picture at its full size; what is wider than the page says that it can be scrolled.
+SCRIPT = """
+const large = document.createElement("dialog");
+document.body.append(large);
+large.addEventListener("click", () => large.close());
+document.querySelectorAll("figure img").forEach(image => image.addEventListener("click", () => {
+  const copy = image.cloneNode();
+  large.replaceChildren(copy);
+  large.showModal();
+  copy.style.width = Math.max(image.naturalWidth, large.clientWidth) + "px";
+}));
+const hint = () => document.querySelectorAll(".scroll").forEach(box =>
+  box.parentElement.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1));
+addEventListener("resize", hint);
+hint();
+"""
+ANIMATED = ("3", "2", "1")  # the first of these scales that is saved; the paper shows s = 3
 
 
 class Pages:
@@ -71,7 +95,7 @@ class Pages:
         data = base64.b64encode(png).decode("ascii")
         text = html.escape(caption, quote=True)
         image = f'<img src="data:image/png;base64,{data}" alt="{text}">'
-        return f'<figure><figcaption>{text}</figcaption><div class="scroll">{image}</div></figure>\n'
+        return f"<figure><figcaption>{text}</figcaption>{image}</figure>\n"
 
     def write(self, title: str, heading: str, body: str, force: bool) -> Path:
         """Write all files, ``index.html`` of this body last; returns its path. Files that exist need ``force``."""
@@ -80,7 +104,7 @@ class Pages:
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             '<link rel="icon" href="data:,">\n'
             f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-            f"<h1>{html.escape(heading)}</h1>\n{body}</body>\n</html>\n"
+            f"<h1>{html.escape(heading)}</h1>\n{body}<script>{SCRIPT}</script>\n</body>\n</html>\n"
         )
         self.add("", "index.html", page)
         refuse_overwriting(reversed(self._files), force)
@@ -103,26 +127,60 @@ def write_report(
     if not saved:
         raise ValueError("give at least one evaluated run")
     refuse_overwriting([pages.folder / "index.html"], force)  # before anything is drawn
-    body = []
-    for problem in dict.fromkeys(run.key[0] for run in saved):
+    body, contents = [], []
+    for number, problem in enumerate(dict.fromkeys(run.key[0] for run in saved)):
         results = Results(problem, saved, presentation(problem))
-        first, *tables = [pages.add_table(table) for table in all_tables(results)]
+        title = html.escape(results.shown.title)
+        table, *tables = [pages.add_table(table) for table in all_tables(results)]
         pages.add("tables", f"{problem}-numbers.csv", numbers_csv(results))
-        body += [
-            f"<h2>{html.escape(results.shown.title)}</h2>\n",
-            *(f"<p>{html.escape(line)}</p>\n" for line in findings(results)),
-            first,
-            *(pages.add_figure(drawn) for drawn in all_figures(results)),
-            *tables,
-            _commands(results),
-        ]
+        figure, *figures = [pages.add_figure(drawn) for drawn in all_figures(results)]
+        found = "".join(f"<p>{html.escape(line)}</p>\n" for line in findings(results))
+        body.append(f'<h2 id="problem{number}">{title}</h2>\n{found}{figure}{table}')
+        parts = {
+            "look around": _embedded(results),
+            "figures": "".join(figures),
+            "tables": "".join(tables),
+            "commands": _commands(results),
+        }
+        places = {name: f"{name.replace(' ', '-')}{number}" for name, part in parts.items() if part}
+        body += [f'<h3 id="{place}">{name.capitalize()}</h3>\n{parts[name]}' for name, place in places.items()]
+        links = ", ".join(f'<a href="#{place}">{name}</a>' for name, place in places.items())
+        contents.append(f'<li><a href="#problem{number}">{title}</a>: {links}</li>\n')
+    encodings = [name for name in NAMES if any(run.key[1] == name for run in saved)]
+    meanings = "".join(f"<dt>{NAMES[name]}</dt><dd>{MEANINGS[name]}</dd>\n" for name in encodings)
     introduction = (
         "<p>Each model was trained on one domain size and then, without retraining, asked to predict on domains of up "
-        "to many times that size. RoPE lets every point see the whole domain; LASPE and LAAPE are local, so that what "
-        "a point sees does not depend on how large the domain is.</p>\n"
+        "to many times that size; s is the size of the test domain over that of training. The encodings differ in what "
+        f"a point sees of the others:</p>\n<dl>\n{meanings}</dl>\n<nav><ul>\n{''.join(contents)}</ul></nav>\n"
     )
     heading = "Trained on a small domain, tested on larger ones"
     return pages.write("farfield: trained small, tested large", heading, introduction + "".join(body), force)
+
+
+def _embedded(results: Results) -> str:
+    """Something to look around in: a scene in three dimensions, or a rollout in time; nothing where none is saved."""
+    found = (results.shown.scene or rollout_scene)(results)
+    if found is None:
+        return ""
+    caption, page = (html.escape(text, quote=True) for text in found)
+    return f'<figure><figcaption>{caption}</figcaption><iframe title="{caption}" srcdoc="{page}"></iframe></figure>\n'
+
+
+def rollout_scene(results: Results) -> tuple[str, str] | None:
+    """Truth beside all predictions, fed back, of one scale."""
+    for scale in ANIMATED:
+        runs = results.pictured(f"s{scale}_rollout_truth")
+        if runs and (spec := next(iter(runs.values())).dataset.get("spec")):
+            first = next(iter(runs.values())).pictures
+            states = {"truth": first[f"s{scale}_rollout_truth"]} | {
+                name: run.pictures[f"s{scale}_rollout_prediction"] for name, run in runs.items()
+            }
+            unit = spec["time_unit"]
+            times = [quantity(round(step * spec["time_step"], 6), unit) for step in range(len(states["truth"]))]
+            extent = first[f"s{scale}_extent"].tolist()
+            rollout = Rollout(states, spec["fields"], spec["field_units"], spec["axes"], extent, times)
+            return f"s = {scale}, the first test simulation: predictions fed back, beside the truth.", rollout.page()
+    return None
 
 
 def findings(results: Results) -> list[str]:
@@ -137,7 +195,7 @@ def findings(results: Results) -> list[str]:
             errors = " / ".join(percent(number.mean) for number in found if number is not None)
             ends.append(f"{errors} % at s = {scale}")
         times = growth(results, encoding)
-        grown = f" ({times} times)" if times != "–" else ""
+        grown = f" ({times} times)" if times != "–" and len(ends) > 1 else ""
         names = " / ".join(quantity.name for quantity in results.quantities)
         if ends:
             lines.append(f"{NAMES[encoding]}: L1 error of {names} {', '.join(ends)}{grown}.")

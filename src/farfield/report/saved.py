@@ -245,3 +245,5 @@ class Presentation:
     """Tables beside the first one; those of rollouts unless given."""
     pictures: Callable[[Results, str], Iterable[Drawn]] | None = None
     """Pictures of a scale; maps or profiles of states unless given."""
+    scene: Callable[[Results], tuple[str, str] | None] | None = None
+    """A caption and a page to look around in; an animation of a rollout unless given, and none where no run has one."""

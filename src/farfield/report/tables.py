@@ -34,8 +34,9 @@ class Table:
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in self.rows
         )
         return (
-            f'<p class="caption">{html.escape(self.caption)}</p>\n<div class="scroll"><table>\n'
-            f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
+            f'<p class="caption">{html.escape(self.caption)}</p>\n'
+            '<div><span class="hint">scroll sideways for more →</span><div class="scroll"><table>\n'
+            f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div></div>\n"
         )
 
     def csv(self) -> str:

@@ -31,11 +31,11 @@ class Volume:
         return len(self.x), len(self.y), len(self.z)
 
 
-def grid_for(mesh: pv.DataSet) -> tuple[Array, Array, Array]:
+def grid_for(mesh: pv.DataSet, across: int = ACROSS) -> tuple[Array, Array, Array]:
     """Where a mesh or a cloud is looked at: as finely as a browser draws easily."""
     points = np.asarray(mesh.cell_centers().points if mesh.n_cells and not _scattered(mesh) else mesh.points)
     x0, x1, y0, y1, *_ = mesh.bounds
-    spacing = max(x1 - x0, y1 - y0) / ACROSS
+    spacing = max(x1 - x0, y1 - y0) / across
     # points half a spacing inside: those on the rim belong to the mesh
     x, y = (np.arange(a + spacing / 2, b, spacing) if b > a else np.array([a]) for a, b in ((x0, x1), (y0, y1)))
     levels = np.unique(points[:, 2].round(3))

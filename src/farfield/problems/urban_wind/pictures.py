@@ -25,10 +25,13 @@ from farfield.problems.urban_wind.site import Site
 from farfield.report.figures import Drawn
 from farfield.report.saved import Results, SavedRun
 from farfield.style import ERROR_MAP, FIELD_MAP, NAMES
+from farfield.view.scene import scene_page
+from farfield.view.volume import Volume, grid_for, resampled
 
 Array = NDArray[np.floating]
 
 PEDESTRIAN_HEIGHT = 2.0  # m
+SCENE_POINTS = 96  # along the longer side of what can be looked at in three dimensions
 PICTURED_POINTS = 400  # along a picture's longer side
 BUILDINGS = "0.75"  # grey
 MARGIN = 40.0  # m around the buildings
@@ -42,13 +45,17 @@ def wind_pictures(files: UrbanWindFiles, split: str, number: int, velocity: NDAr
     """True and predicted wind speed at pedestrian height and in a cut along the wind; NaN inside buildings."""
     case, volume = files.load(split, number), files.volume(split, number)
     volume.clear_data()
+    volume.cell_data["truth"], volume.cell_data["prediction"] = case.fields["velocity"], velocity
+    seen = resampled(volume, grid_for(volume, SCENE_POINTS))
+    scene = {f"scene_{name}": values.astype(np.float16) for name, values in seen.fields.items()}
+    scene |= {f"scene_{axis}": getattr(seen, axis) for axis in "xyz"} | {"scene_cells": np.array(seen.given)}
     for name, vectors in (("truth", case.fields["velocity"]), ("prediction", velocity)):
         volume.cell_data[name] = np.linalg.norm(vectors, axis=1)
     volume = volume.cell_data_to_point_data()
     x0, x1, y0, y1, z0, z1 = volume.bounds
     highest_roof = case.obstacles[case.obstacles[..., 2].mean(1).argmax()]
     through = float(highest_roof[:, 1].mean())
-    pictures: dict[str, NDArray] = {}
+    pictures: dict[str, NDArray] = dict(scene)
     for kind, plane in (
         ("map", (x0, x1, y0, y1, PEDESTRIAN_HEIGHT, PEDESTRIAN_HEIGHT)),
         ("cut", (x0, x1, through, through, z0, z1)),
@@ -56,6 +63,20 @@ def wind_pictures(files: UrbanWindFiles, split: str, number: int, velocity: NDAr
         pictures[f"{kind}_bounds"] = np.array(plane)
         pictures |= {f"{kind}_{name}": values for name, values in on_plane(volume, plane).items()}
     return pictures
+
+
+def wind_scene(results: Results) -> tuple[str, str] | None:
+    """The first test city in three dimensions, as the last encoding of the table predicts it."""
+    if not (runs := results.pictured("s1_scene_truth")):
+        return None
+    encoding, run = list(runs.items())[-1]
+    saved = {name: run.pictures[f"s1_scene_{name}"] for name in ("x", "y", "z", "truth", "prediction", "cells")}
+    axes = saved["x"], saved["y"], saved["z"]
+    volumes = {
+        name: Volume(*axes, {"velocity": saved[name].astype(np.float32)}, int(saved["cells"]))
+        for name in ("prediction", "truth")
+    }
+    return f"s = 1, the first test city: wind of {NAMES[encoding]}, of the truth, and the error.", scene_page(volumes)
 
 
 def on_plane(

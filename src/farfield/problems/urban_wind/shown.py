@@ -39,6 +39,13 @@ def pictures(results: Results, scale: str) -> Iterator[Drawn]:
     return pictures(results, scale)
 
 
+def scene(results: Results) -> tuple[str, str] | None:
+    """The wind of the first test city in three dimensions."""
+    from farfield.problems.urban_wind.pictures import wind_scene
+
+    return wind_scene(results)
+
+
 SHOWN = Presentation(
     title="Urban wind",
     published=read_published(Path(__file__).parent / "published.csv"),
@@ -54,4 +61,5 @@ SHOWN = Presentation(
     time_unit=("s", 1.0),
     further_tables=lambda results: [fields_table(results)],
     pictures=pictures,
+    scene=scene,
 )
