@@ -16,7 +16,8 @@ from farfield.evaluation.rows import Row
 from farfield.extras import naming_extras
 from farfield.files import write_table
 from farfield.models.config import EncodingName
-from farfield.problems import PROBLEMS, Problem, own_problem, problem_named, problem_of
+from farfield.problems import PROBLEMS, Problem, problem_named, problem_of
+from farfield.problems.own import default_run, own_problem
 from farfield.report.saved import Presentation
 from farfield.runs.config import RunConfig
 from farfield.runs.run import Run
@@ -58,8 +59,6 @@ def train(
             the run's config.yaml, so that a repetition is exact.
         settings: changes by name, e.g. ``{"model.width": 96, "encoding.decay_length": 120.0}``.
     """
-    from farfield.problems.own import default_run
-
     run = Run(out)
     run.check_new()
     opened, folder = _on_disk(data, run)

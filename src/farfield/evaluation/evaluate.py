@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 from rich.console import Console
 
-from farfield.data.dataset import Dataset
 from farfield.evaluation.rows import Record, Row, scale_order
 from farfield.progress import Progress
 from farfield.runs.run import Run
 from farfield.runs.weights import Device
+
+if TYPE_CHECKING:
+    from farfield.data.dataset import Dataset
 
 Numbers = tuple[str, str, int, float, int]  # field, metric, horizon, value, samples: the end of a row
 Pictures = Callable[[], dict[str, NDArray]]  # made when the clock has stopped

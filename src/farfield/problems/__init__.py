@@ -6,9 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from farfield.data.opening import open_dataset
 from farfield.data.spec import SampleSpec
-from farfield.problems.own import own_problem
 from farfield.problems.problem import Problem, SteppingProblem
 from farfield.report.saved import Presentation
 from farfield.runs.run import Run
@@ -42,14 +40,18 @@ def problem_for(settings: Mapping[str, Any]) -> Problem:
     """The problem of a run that has yet to begin, from its settings."""
     if settings["problem"] in PROBLEMS:
         return problem_named(settings["problem"])
+    from farfield.data.opening import open_dataset
+
     return _unnamed(settings, open_dataset(settings["dataset"]).spec)
 
 
 def _unnamed(settings: Mapping[str, Any], spec: SampleSpec) -> Problem:
     """A problem that is not built in: a user's data (its runs may start from another), or one of an own generator."""
     if "starts_from" in settings:
+        from farfield.problems.own import own_problem
+
         return own_problem(spec)
     return SteppingProblem(settings["problem"], Presentation(settings["problem"]), spec)
 
 
-__all__ = ["PROBLEMS", "Problem", "SteppingProblem", "own_problem", "problem_for", "problem_named", "problem_of"]
+__all__ = ["PROBLEMS", "Problem", "SteppingProblem", "problem_for", "problem_named", "problem_of"]

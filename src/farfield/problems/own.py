@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from farfield.data.dataset import Dataset
 from farfield.data.spec import SampleSpec
 from farfield.evaluation.evaluate import Subject
 from farfield.models.config import EncodingName
@@ -18,6 +17,7 @@ from farfield.runs.run import Run
 from farfield.runs.weights import Device
 
 if TYPE_CHECKING:
+    from farfield.data.dataset import Dataset
     from farfield.training.loop import Task
 
 _HEADS = 4

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, get_args
 
 from rich.console import Console
 
-from farfield.data.dataset import Dataset
 from farfield.data.spec import SampleSpec
 from farfield.evaluation.evaluate import Amount, Subject
 from farfield.files import refuse_overwriting
@@ -32,6 +31,7 @@ from farfield.runs.run import Run
 from farfield.runs.weights import Device
 
 if TYPE_CHECKING:
+    from farfield.data.dataset import Dataset
     from farfield.prediction.stepping import Predictor
     from farfield.training.loop import Task
 
@@ -132,7 +132,7 @@ def require(run: Run, options: Mapping[str, Any], needed: str, what: str, known:
 
 def folder_of(run: Run, data: Dataset | str | Path | None) -> Path:
     """The folder of test data: the given one, or that which the run was trained on."""
-    if isinstance(data, Dataset):
+    if data is not None and not isinstance(data, str | Path):
         raise ValueError(f"a run of {run.settings()['problem']} is tested on a folder that `farfield generate` made")
     return Path(data or run.settings()["dataset"])
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from farfield.data.dataset import Dataset
 from farfield.evaluation.evaluate import Amount, Subject
 from farfield.models.config import EncodingName
 from farfield.problems.problem import Preset, Problem, folder_of
@@ -23,6 +22,7 @@ from farfield.runs.run import Run
 from farfield.runs.weights import Device
 
 if TYPE_CHECKING:
+    from farfield.data.dataset import Dataset
     from farfield.problems.urban_wind.column_prediction import ColumnPredictor
     from farfield.training.loop import Task
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from farfield.data.dataset import Dataset
 from farfield.evaluation.evaluate import Amount, Subject
 from farfield.models.config import EncodingName
 from farfield.problems.paper import PAPER_TRAINING
@@ -24,6 +23,7 @@ from farfield.runs.run import Run
 from farfield.runs.weights import Device
 
 if TYPE_CHECKING:
+    from farfield.data.dataset import Dataset
     from farfield.problems.urban_wind.prediction import UrbanPredictor
     from farfield.training.loop import Task
 
