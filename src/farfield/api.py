@@ -61,13 +61,13 @@ def train(
     """
     run = Run(out)
     run.check_new()
+    if encoding not in get_args(EncodingName):
+        raise ValueError(f"unknown encoding {encoding!r}: expected one of {', '.join(get_args(EncodingName))}")
     opened, folder = _on_disk(data, run)
     if opened.spec.problem in PROBLEMS:
         raise ValueError(
             f"{opened.spec.problem} is a built-in problem: give your data another name (dataset.yaml: problem)"
         )
-    if encoding not in get_args(EncodingName):
-        raise ValueError(f"unknown encoding {encoding!r}: expected one of {', '.join(get_args(EncodingName))}")
     config = default_run(opened, str(folder), cast(EncodingName, encoding), seed).changed(settings or {})
     launched = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "console": console}
     return _fit(own_problem(opened.spec, opened), config, run, minutes, launched)
@@ -171,7 +171,9 @@ def _on_disk(data: Dataset | str | Path, run: Run, whole: bool = False) -> tuple
     opened = data if isinstance(data, Dataset) else open_dataset(data)
     opened.check(whole=whole)
     if opened.folder is None:
-        opened.save(run.folder / "data")
+        with run.writing():
+            run.check_new()
+            opened.save(run.folder / "data")
         return opened, run.folder / "data"
     return opened, opened.folder
 

@@ -1,5 +1,7 @@
 """Files in The Well's layout: its reader opens them, damage is found, statistics are right."""
 
+import shutil
+
 import h5py
 import numpy as np
 import pytest
@@ -70,6 +72,15 @@ def test_statistics_are_those_of_the_training_split(dataset):
     stored = yaml.safe_load((folder / "stats.yaml").read_text())
     assert stored.pop("checksum") and statistics == stored
     assert statistics == compute_statistics(open_split(folder, "train"))
+
+
+@pytest.mark.parametrize("dataset", ["swe"], indirect=True)
+def test_statistics_from_before_there_were_checksums_are_read_if_they_are_the_datas(dataset, tmp_path):
+    _, folder = dataset
+    shutil.copytree(folder, tmp_path / "copy")
+    stats = tmp_path / "copy" / "stats.yaml"
+    stats.write_text(stats.read_text().split("checksum")[0])
+    assert read_statistics(tmp_path / "copy") == read_statistics(folder)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -204,6 +205,17 @@ def test_a_damaged_description_is_refused(tmp_path):
     (tmp_path / "dataset.yaml").write_text("problem: [")
     with pytest.raises(ValueError, match=r"dataset\.yaml is damaged .*: restore it, or choose another folder"):
         generate(tiny("swe"), tmp_path)
+
+
+@pytest.mark.parametrize("dataset", ["swe"], indirect=True)
+def test_statistics_that_are_gone_or_altered_are_made_anew(dataset, tmp_path):
+    config, folder = dataset
+    shutil.copytree(folder, tmp_path / "copy")
+    stats = tmp_path / "copy" / "stats.yaml"
+    for spoil in (stats.unlink, lambda: stats.write_text(stats.read_text().replace("std", "dev", 1))):
+        spoil()
+        assert generate(config, tmp_path / "copy") == []
+        assert digests(tmp_path / "copy") == digests(folder)
 
 
 def test_the_card_shows_every_split_and_how_it_was_made(dataset):

@@ -49,6 +49,12 @@ def test_markdown_shows_text_as_it_is():
     assert Table("t", "c", ["a|b"], [["- 1"]]).markdown().splitlines()[2:] == [r"| a\|b |", "| --- |", r"| \- 1 |"]
 
 
+def test_an_error_that_is_no_number_is_left_out_of_tables_and_figures(tmp_path):
+    page = report([rows_of(tmp_path / "a", values=(0.1, float("nan")))], tmp_path / "report")
+    table = (page.parent / "tables" / "swe-l1.md").read_text()
+    assert "| LAAPE | here | 1 | 10.0 | – | – |" in table and "diverges" not in table
+
+
 def test_a_report_is_not_written_over_another_unless_forced(tmp_path):
     page = report([rows_of(tmp_path / "a")], tmp_path / "report")
     before = digests(page.parent)

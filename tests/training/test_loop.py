@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_run_killed_at_random_and_resumed_ends_with_the_same_weights(tiny, tmp
     child.start()
     child.join()
     assert child.exitcode == 0
-    chance = random.Random(os.getpid())
+    chance = random.Random(0)
     run, kills = Run(tmp_path / "killed"), 0
     while True:
         begun = run.state_path.exists()
@@ -196,6 +197,20 @@ def test_a_nan_loss_stops_at_its_step_and_keeps_the_last_checkpoint(tiny, tmp_pa
     assert all(weight.isfinite().all() for weight in load_file(run.last_path).values())
     assert all(map(math.isfinite, loss_values(run)))
     assert torch.load(run.state_path, weights_only=True)["step"] == len(losses(run))
+
+
+def test_a_validation_that_is_no_number_stops_the_run_and_is_told(tiny, tmp_path):
+    class Spoiled:
+        """Learns well, and is judged by nothing but NaN."""
+
+        def task(self, config):
+            task = problem_named("swe").task(config)
+            return replace(task, loss=lambda *args: task.loss(*args) * (1 if torch.is_grad_enabled() else math.nan))
+
+    run = Run(tmp_path)
+    with pytest.raises(Diverged, match=r"the validation loss is nan at step 7: stopped, .*last\.safetensors holds"):
+        fit(Spoiled(), tiny, run, console=Console(quiet=True))
+    assert len(losses(run)) == 7 and run.last_path.exists() and not run.best_path.exists()
 
 
 def test_a_full_disk_is_named_and_loses_nothing(tiny, tmp_path):

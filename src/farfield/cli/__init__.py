@@ -19,6 +19,7 @@ from rich.markup import escape
 from farfield.cli.bench import bench
 from farfield.cli.commands import COMMANDS
 from farfield.extras import naming_extras
+from farfield.training import Interrupted
 from farfield.version import __version__
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
@@ -103,6 +104,9 @@ def main() -> None:
     try:
         with naming_extras():
             app(_joined(sys.argv[1:]), prog_name="farfield")
+    except Interrupted as stopped:
+        Console().print(str(stopped), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(130)
     except (ValueError, OSError, RuntimeError, MemoryError, ModuleNotFoundError) as error:
         if os.environ.get("FARFIELD_DEBUG"):
             raise

@@ -128,7 +128,7 @@ def train(
     from farfield.problems import PROBLEMS, problem_for, problem_named, problem_of
     from farfield.runs.config import parse_settings, read_settings
     from farfield.runs.run import Run
-    from farfield.training.loop import Interrupted, fit, is_first_process
+    from farfield.training.loop import fit, is_first_process
 
     if problem is not None and problem not in PROBLEMS and Path(problem).exists():
         from farfield import api
@@ -137,11 +137,7 @@ def train(
         out = out or Path("runs") / f"{Path(problem).resolve().stem}-{encoding or 'laape'}-seed{seed or 0}"
         launch = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "console": console}
         options = {"encoding": encoding or "laape", "minutes": minutes, "seed": seed or 0}
-        try:
-            api.train(problem, out=out, settings=parse_settings(settings), **options, **launch)  # type: ignore[arg-type]
-        except Interrupted as stopped:
-            console.print(str(stopped), markup=False)
-            raise typer.Exit(130) from None
+        api.train(problem, out=out, settings=parse_settings(settings), **options, **launch)  # type: ignore[arg-type]
         _next(f"farfield evaluate {out}", "or with --data LARGE, on larger domains")
         return
     _only_without("the built-in problems' presets say their steps", minutes=minutes)
@@ -169,22 +165,16 @@ def train(
         run = Run(out or Path("runs") / f"{problem}-{preset}-{run_config.encoding.name}-seed{run_config.seed}")
     if data is not None:
         run_config = run_config.changed({"dataset": str(data)})
-    try:
-        fit(
-            chosen,
-            run_config,
-            run,
-            resume=resume is not None,
-            accelerator=accelerator,
-            devices=devices,
-            nodes=nodes,
-            console=console,
-        )
-    except Interrupted as stopped:
-        if not is_first_process():
-            return
-        console.print(str(stopped), markup=False)
-        raise typer.Exit(130) from None
+    fit(
+        chosen,
+        run_config,
+        run,
+        resume=resume is not None,
+        accelerator=accelerator,
+        devices=devices,
+        nodes=nodes,
+        console=console,
+    )
     if is_first_process():
         _next(f"farfield evaluate {run} --scales 1 2 3")
 
@@ -360,7 +350,7 @@ def reproduce(
     """
     from farfield.runs.config import parse_settings
     from farfield.studies.reproduce import experiment, reproduce, reproduce_stability
-    from farfield.training.loop import Interrupted
+    from farfield.training import Interrupted
 
     out = out or Path("runs") / f"{problem}-{preset}"
     if problem == "stability":  # a study, no problem
@@ -377,8 +367,7 @@ def reproduce(
         chosen = _listed(encodings or "rope laspe laape")
         page = reproduce(plan, chosen, list(map(int, numbers)), out, accelerator=accelerator, console=console)
     except Interrupted as stopped:
-        console.print(f"{stopped}, or run the same command again", markup=False)
-        raise typer.Exit(130) from None
+        raise Interrupted(f"{stopped}, or run the same command again") from None
     console.print(f"[bold]{page}[/]: open it in a browser; tables and figures are beside it")
 
 

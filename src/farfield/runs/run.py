@@ -25,7 +25,7 @@ import os
 import platform
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -95,11 +95,15 @@ class Run:
         if self.best_path.exists():
             raise ValueError(f"{self} already holds trained weights ({self.best_path.name}): choose another --out")
 
+    def writing(self) -> AbstractContextManager[None]:
+        """Be the only process that trains into this folder, or refuse; evaluations may go on."""
+        busy = f"another process is training into {self}: wait for it, or choose another --out"
+        return locked(self.folder / ".lock", busy)
+
     @contextmanager
     def begun(self, config: RunConfig, dataset: Mapping[str, Any], resume: bool) -> Iterator[None]:
-        """Begin a run, or continue it, as the only process that trains into its folder; evaluations may go on."""
-        busy = f"another process is training into {self}: wait for it, or choose another --out"
-        with locked(self.folder / ".lock", busy):
+        """Begin a run, or continue it, :meth:`writing` it as long as this lasts."""
+        with self.writing():
             if resume:
                 self.reopen(dataset)
             else:

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from farfield.runs.config import RunConfig, TrainingConfig
 from farfield.runs.run import Run
 from farfield.runs.weights import fill, load_state, restore_optimisers, save_state, save_weights
+from farfield.training import Interrupted
 from farfield.training.optimisers import build_optimisers, learning_rate, update_average
 from farfield.training.progress import Log, StopRequest
 
@@ -56,10 +57,6 @@ class Trainable(Protocol):
 
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class Interrupted(Exception):
-    """The run was asked to stop; its checkpoint is saved."""
 
 
 class Diverged(RuntimeError):
@@ -260,6 +257,8 @@ def train(
                 save(done)
             if stopping and done < steps:
                 fabric.barrier()  # the checkpoint is on disk before any process leaves
+                if not main:
+                    return
                 raise Interrupted(f"stopped after step {done} of {steps}; continue with --resume {run}")
     finally:
         stop.close()
