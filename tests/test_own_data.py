@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 import farfield as ff
 from farfield.cli import app
+from farfield.data.samples import Samples, collate
+from farfield.training.tasks import Spoiling
 
 QUIET = Console(quiet=True)
 SMALL = {
@@ -143,10 +145,57 @@ def test_training_lowers_the_error(tmp_path, kind):
     assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
 
 
-@pytest.mark.parametrize("spoiled", [{"noise": 0.5}, {"pushforward": 1.0}, {"noise": 0.1, "pushforward": 0.5}])
-def test_spoiled_states_aim_at_the_true_next_one(tmp_path, spoiled):
-    run = ff.train(waves(), out=tmp_path / "run", settings={**SMALL, **spoiled}, console=QUIET)
+@pytest.mark.parametrize(("noise", "pushforward"), [(0.5, 0.0), (0.0, 1.0), (0.1, 1.0)])
+def test_spoiled_states_aim_at_the_true_next_one(noise, pushforward):
+    data = waves()
+    statistics = data.statistics()
+    samples = Samples(data.source, statistics, history=True)
+    (group,) = collate([samples[1], samples[2], samples[0]])  # the last begins a simulation: there is no state before
+
+    def model(features, positions, **options):  # says that nothing changes, but for 0.3 of the usual
+        return torch.full((*features.shape[:2], 3), 0.3)
+
+    spoiling = Spoiling(noise, pushforward, statistics)
+    features, targets = spoiling.spoil(model, group, {}, push=pushforward > 0)
+    state, change = (samples.standardise[kind] for kind in ("states", "changes"))
+
+    def next_state(features, targets):
+        return state.inverse(features[..., :3].double()) + change.inverse(targets.double())
+
+    true_next = next_state(group.features, group.targets)
+    assert torch.allclose(next_state(features, targets), true_next, atol=1e-5)
+    assert torch.equal(features[..., 3:], group.features[..., 3:])  # inputs and flags are never spoiled
+    moved = (features - group.features)[..., :3].abs().amax((1, 2))
+    assert (moved[:2] > 1e-3).all()
+    assert (moved[2] > 1e-3) == (noise > 0)
+    if pushforward and not noise:  # from the state before, what the network says comes next
+        before = state.inverse(group.before[0].double()) + change.inverse(torch.full((48, 3), 0.3).double())
+        assert torch.allclose(state.inverse(features[0, :, :3].double()), before, atol=1e-5)
+
+
+def test_noise_and_pushforward_train(tmp_path):
+    settings = {**SMALL, "training.steps": 6, "noise": 0.1, "pushforward": 0.5}
+    run = ff.train(waves(), out=tmp_path / "run", settings=settings, console=QUIET)
     assert np.isfinite([row["loss"] for row in run.losses()]).all()
+    with pytest.raises(ValueError, match="noise and pushforward are for steps"):
+        ff.train(plates(), out=tmp_path / "steady", settings={**SMALL, "noise": 0.1}, console=QUIET)
+
+
+def test_windows_and_mirror_images_keep_fields_and_inputs_together():
+    rng = np.random.default_rng(0)
+    T = 1 + rng.random((3, 3, 8, 8))
+    data = ff.Dataset.from_arrays({"T": T}, spacing=(1.0, 1.0), time_step=0.5, inputs={"k": 3 * T[:, 0]})
+    for options in ({"crop": (4, 3), "rim": 1}, {"points": 20}, {"symmetries": True}):
+        samples = Samples(data.source, data.statistics(), **options)
+        for _ in range(5):
+            item = samples[2]  # the first state of the second simulation, of which k is three times
+            state, inputs = (samples.standardise[kind] for kind in ("states", "inputs"))
+            shown, given = state.inverse(item.features[:, :1]), inputs.inverse(item.features[:, 1:2])
+            assert torch.allclose(given, 3 * shown, rtol=1e-5)
+    with pytest.raises(ValueError, match="symmetries are for scalars, v would have to be turned"):
+        Samples(waves().source, waves().statistics(), symmetries=True)
+    with pytest.raises(ValueError, match="are for grids"):
+        Samples(plates().source, plates().statistics(), crop=(3, 3))
 
 
 def test_minutes_become_steps_that_are_written_down(tmp_path):

@@ -231,6 +231,17 @@ def test_a_file_of_the_well_is_read_as_it_is(tmp_path):
     data.check()
 
 
+def test_the_wells_boundaries_are_read(tmp_path):
+    well_file(tmp_path / "a.hdf5")
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        file["boundary_conditions/y_WALL"].attrs["bc_type"] = "OPEN"
+    assert open_dataset(tmp_path / "a.hdf5").spec.boundaries == ("periodic", "open")
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        file["boundary_conditions/y_WALL"].attrs["bc_type"] = "SYMMETRIC"
+    with pytest.raises(ValueError, match="SYMMETRIC is none of WALL, OPEN, PERIODIC"):
+        open_dataset(tmp_path / "a.hdf5")
+
+
 def test_the_wells_own_reader_agrees(tmp_path):
     from the_well.data import WellDataset
 

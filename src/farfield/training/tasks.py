@@ -56,7 +56,7 @@ def own_task(config: OwnRun, data: Dataset | None = None) -> Task:
     check_decay_lengths(config, spec)
     if spec.kind == "steady" and (config.noise or config.pushforward):
         raise ValueError("noise and pushforward are for steps, this problem is steady")
-    spoiling = _Spoiling(config.noise, config.pushforward, statistics) if config.noise or config.pushforward else None
+    spoiling = Spoiling(config.noise, config.pushforward, statistics) if config.noise or config.pushforward else None
     described = {"spec": spec.as_json(), **statistics}
     task = _task(config, train, validation, spec, statistics, described, spoiling)
     if config.starts_from is not None:
@@ -92,7 +92,7 @@ def _task(
     spec: SampleSpec,
     statistics: Described,
     described: dict[str, Any],
-    spoiling: _Spoiling | None = None,
+    spoiling: Spoiling | None = None,
 ) -> Task:
     history = spoiling is not None and spoiling.pushforward > 0
     training_data = Samples(train, statistics, history=history, **config.sampling.model_dump())
@@ -110,7 +110,7 @@ def _task(
     )
 
 
-class _Spoiling(NamedTuple):
+class Spoiling(NamedTuple):
     """States that are spoiled in training, so that rollouts drift less (see :meth:`spoil`)."""
 
     noise: float
@@ -145,7 +145,7 @@ def batch_loss(
     batch: list[Group],
     kind: str = "mse",
     still: Sequence[float] = (0.0,),
-    spoiling: _Spoiling | None = None,
+    spoiling: Spoiling | None = None,
 ) -> Tensor:
     """The error of the standardised targets over the points that count, every item counting alike.
 
