@@ -29,17 +29,17 @@ def footprints(seed: int) -> list[tuple[shapely.Polygon, float]]:
     """Blocks of houses between streets: outlines (m) and heights (m)."""
     rng = np.random.default_rng(seed)
     found: list[tuple[shapely.Polygon, float]] = []
-    for x in np.arange(-EXTENT / 2, EXTENT / 2 - 20, 42.0):
-        for y in np.arange(-EXTENT / 2, EXTENT / 2 - 20, 42.0):
+    for x in np.arange(-EXTENT / 2, EXTENT / 2 - 20, 38.0):
+        for y in np.arange(-EXTENT / 2, EXTENT / 2 - 20, 38.0):
             if rng.random() < 0.12:
                 continue  # a square
-            width, depth = rng.uniform(18, 30, 2)
+            width, depth = rng.uniform(16, 27, 2)
             house = shapely.box(x, y, x + width, y + depth)
             height = float(rng.gamma(6, 2.6)) + 6
             if rng.random() < 0.08:  # a tower
                 house, height = shapely.box(x, y, x + 20, y + 20), float(rng.uniform(35, 48))
-            elif rng.random() < 0.25 and min(width, depth) > 24:  # a courtyard
-                house -= shapely.box(x + 8, y + 8, x + width - 8, y + depth - 8)
+            elif rng.random() < 0.25 and min(width, depth) > 22:  # a courtyard
+                house -= shapely.box(x + 7, y + 7, x + width - 7, y + depth - 7)
             elif rng.random() < 0.3:  # an L
                 house -= shapely.box(x + width / 2, y + depth / 2, x + width, y + depth)
             found.append((house, height))

@@ -85,7 +85,7 @@ def predict_city(
             found = predictor.at(site, asked, ratio=ratio, fields=wanted, seed=seed, draws=draws, advance=advance)
             count = len(target.positions)
             if raster is not None:
-                winds.append(found["velocity"][count:])
+                winds.append(raster.faded(site, found["velocity"][count:], ratio))
             own = {name: values[:count] for name, values in found.items()}
             if out.suffix == ".csv":
                 probes = given if isinstance(given, Probes) else Probes(target.positions)

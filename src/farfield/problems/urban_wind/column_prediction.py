@@ -8,17 +8,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from farfield.files import check_memory
+from farfield.problems.urban_wind.buildings import UrbanDomain
 from farfield.problems.urban_wind.city import City, CorrectionScale, base_fields
 from farfield.problems.urban_wind.column_config import ColumnRun
 from farfield.problems.urban_wind.columns import ColumnNetwork
 from farfield.problems.urban_wind.files import UrbanCase
-from farfield.problems.urban_wind.lattice import Lattice
+from farfield.problems.urban_wind.lattice import LEVELS, SPACING, Lattice
 from farfield.problems.urban_wind.prediction import Advance, WindPredictor
 from farfield.problems.urban_wind.sampling import UrbanNormalisation
 from farfield.problems.urban_wind.site import Site
 from farfield.runs.run import Run
 from farfield.runs.weights import Device, chosen_device
 
+BYTES_PER_CELL = 700  # of the lattice: how a process grows that predicts 600 m x 600 m of city
 _CHUNK = 16_384  # points at a time: what they need stays in the processor's cache
 
 
@@ -65,6 +68,7 @@ class ColumnPredictor(WindPredictor):
     ) -> NDArray[np.float32]:
         """The same around a user's buildings, whose lattice is all that is needed of them."""
         _check_neutral(site.inverse_length)
+        check_lattice(site.domain)
         lattice = Lattice.around(site.obstacles, site.domain)
         return self.from_city(City.of(lattice, site.roughness), points, advance)
 
@@ -85,6 +89,13 @@ class ColumnPredictor(WindPredictor):
             out[some] = fields.numpy()
             advance(len(fields) / len(points))
         return out
+
+
+def check_lattice(domain: UrbanDomain) -> None:
+    """Refuse a city whose lattice does not fit into memory, before anything is computed."""
+    along, across, _ = (domain.bounds @ [-1, 1]).tolist()
+    needed = along * across / SPACING**2 * (len(LEVELS) - 1) * BYTES_PER_CELL
+    check_memory(int(needed), f"the wind over {along:,.0f} x {across:,.0f} m")
 
 
 def _check_neutral(inverse_length: float) -> None:

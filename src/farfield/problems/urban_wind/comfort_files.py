@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pyvista as pv
+import shapely
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
@@ -112,8 +113,7 @@ def predict_comfort(
     at = raster.positions if probes is None else probes.positions
     with progress(f"wind at {len(at):,} points from {directions} directions", draws * directions, console) as advance:
         for site in sites:
-            asked = at if probes is not None else raster.asked(site)
-            found = predictor.at(site, asked, fields=["velocity"], seed=seed, draws=draws, advance=advance)
+            found = predictor.at(site, at, fields=["velocity"], seed=seed, draws=draws, advance=advance)
             speeds.append(np.linalg.norm(found["velocity"], axis=1))
     comfort = Comfort.of(weather, np.stack(speeds), every.tolist(), roughness)
     if probes is not None:
@@ -140,9 +140,11 @@ def predict_comfort(
 
 
 def _raster(site: Site) -> Raster:
-    """Cells of the city and a margin around it."""
+    """Cells of the city and a margin around its hull: the network is told of more air than that, in any wind."""
     corners = site.to_user(np.asarray(site.buildings.vertices))[:, :2]
-    return Raster.over(site, corners.min(0) - MARGIN, corners.max(0) + MARGIN, HEIGHT)
+    area = shapely.MultiPoint(corners).convex_hull.buffer(MARGIN)
+    low, high = np.array(area.bounds).reshape(2, 2)
+    return Raster.over(site, low, high, HEIGHT, area)
 
 
 def _named(comfort: Comfort) -> dict[str, NDArray[Any]]:

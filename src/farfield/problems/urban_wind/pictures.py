@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pyvista as pv
+import shapely
 import trimesh
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
@@ -21,6 +22,7 @@ from scipy.ndimage import distance_transform_edt
 
 from farfield.files import atomic_path
 from farfield.problems.urban_wind.files import UrbanWindFiles
+from farfield.problems.urban_wind.inflow_profiles import inflow_profile
 from farfield.problems.urban_wind.site import Site
 from farfield.report.figures import Drawn
 from farfield.report.saved import Results, SavedRun
@@ -36,6 +38,8 @@ PICTURED_POINTS = 400  # along a picture's longer side
 BUILDINGS = "0.75"  # grey
 MARGIN = 40.0  # m around the buildings
 WAKE = 160.0  # m downwind of them
+EDGE = 8.0  # m of the predicted air whose wind is drawn towards the inflow prescribed there
+FADING = 40.0  # m beyond the predicted air over which the wind becomes the inflow
 ARROWS = 40  # along the longer side
 PIXELS = 300  # along the longer side, at most
 SMALLEST_PIXEL = 1.0  # m
@@ -128,17 +132,22 @@ class Raster:
     x: Array
     y: Array
     height: float
-    shown: NDArray[np.bool_]  # (Y, X): the points in the air
-    positions: Array  # (N, 3) of these, in the user's coordinates
+    within: NDArray[np.bool_]  # (Y, X): in the area that is of interest
+    shown: NDArray[np.bool_]  # (Y, X): of these, the points in the air
+    positions: Array  # (N, 3) of the shown ones, in the user's coordinates
 
     @classmethod
-    def over(cls, site: Site, low: Array, high: Array, height: float) -> Raster:
-        """A rectangle of the user's coordinates."""
+    def over(cls, site: Site, low: Array, high: Array, height: float, area: shapely.Geometry | None = None) -> Raster:
+        """A rectangle of the user's coordinates, or what of it lies in an ``area``."""
         pixel = max(SMALLEST_PIXEL, float((high - low).max()) / PIXELS)
         x, y = (a + pixel * (np.arange(round((b - a) / pixel)) + 0.5) for a, b in zip(low, high, strict=True))
         every = np.stack([*np.meshgrid(x, y), np.full((len(y), len(x)), height)], axis=-1).reshape(-1, 3)
-        shown = site.in_air(site.to_wind(every))
-        return cls(x, y, height, shown.reshape(len(y), len(x)), every[shown])
+        within = np.ones(len(every), dtype=bool)
+        if area is not None:
+            within = shapely.contains_xy(area, every[:, 0], every[:, 1])
+        shown = within & site.in_air(site.to_wind(every))
+        shape = (len(y), len(x))
+        return cls(x, y, height, within.reshape(shape), shown.reshape(shape), every[shown])
 
     @property
     def pixel(self) -> float:
@@ -146,16 +155,30 @@ class Raster:
         return float(self.x[1] - self.x[0])
 
     def asked(self, site: Site) -> Array:
-        """The positions, moved into the air that the network is told about: beyond it the wind is that at its edge."""
-        low, high = site.domain.bounds.T
-        return site.to_user(np.clip(site.to_wind(self.positions), low + 1e-3, high - 1e-3))
+        """The positions, moved into the air that the network is told about."""
+        return site.to_user(self._inside(site))
+
+    def faded(self, site: Site, velocity: Array, ratio: float = 1.0) -> Array:
+        """Velocities (N, 3) at the positions from those at :meth:`asked`: beyond that air they become the inflow."""
+        beyond = np.linalg.norm(site.to_wind(self.positions) - self._inside(site), axis=1)
+        inflow = ratio * inflow_profile(site.roughness, site.inverse_length, np.array([self.height]))[0, 0]
+        undisturbed = inflow * site.basis[0]
+        return undisturbed + (velocity - undisturbed) * np.exp(-beyond / FADING)[:, None]
+
+    def _inside(self, site: Site) -> Array:
+        (west, east), (south, north) = site.domain.bounds[:2] + np.array([EDGE, -EDGE])
+        x, y, z = site.to_wind(self.positions).T
+        return np.stack([np.clip(x, west, east), np.clip(y, south, north), z], axis=1)
 
     def image(self, values: Array) -> Array:
-        """Values (N,) at the positions as (Y, X); pixels on a wall show what is beside it, to be drawn over."""
+        """Values (N,) at the positions as (Y, X); pixels on a wall show what is beside it, to be drawn over.
+
+        NaN outside the area of interest.
+        """
         out = np.full(self.shown.shape, np.nan)
         out[self.shown] = values
         nearest = distance_transform_edt(np.isnan(out), return_distances=False, return_indices=True)
-        return out[tuple(nearest)]
+        return np.where(self.within, out[tuple(nearest)], np.nan)
 
     def figure(self, panels: int = 1) -> tuple[Figure, list[Axes]]:
         """A figure with maps side by side, whose axes tell metres."""
@@ -213,7 +236,7 @@ def draw_wind(path: Path, raster: Raster, site: Site, velocity: Array, title: st
     east, north = site.basis[0, :2]
     axes.quiver(0.05, 0.94, east, north, color="crimson", ec="white", lw=0.8, transform=axes.transAxes, **large)
     axes.set_title(title)
-    figure.colorbar(colours, ax=axes, label=f"wind speed at {raster.height:g} m [m/s]", extend="max", shrink=0.9)
+    figure.colorbar(colours, ax=axes, label=f"wind speed at {raster.height:g} m [m/s]", extend="max", shrink=0.8)
     with atomic_path(path) as partial:
         figure.savefig(partial, dpi=110, format="png")
 
