@@ -73,3 +73,23 @@ def predicted_cost(positions: NDArray[np.float64], encoding: Encoding, tolerance
     from scipy.spatial import cKDTree
 
     return cost[cKDTree(positions[some]).query(positions)[1]]
+
+
+def split_grid(cells: tuple[int, ...], parts: int, unit: int = 1) -> list[tuple[slice, ...]]:
+    """Blocks of a regular grid, one per part, as slices along each axis; cuts fall on multiples of ``unit`` cells.
+
+    The longest axis is cut first. With more parts than a grid has units, some parts are empty.
+    """
+    blocks: list[tuple[slice, ...]] = []
+    open_blocks = [(tuple(slice(0, n) for n in cells), parts)]
+    while open_blocks:
+        block, count = open_blocks.pop()
+        if count == 1:
+            blocks.append(block)
+            continue
+        axis = max(range(len(cells)), key=lambda i: block[i].stop - block[i].start)
+        first, last = block[axis].start, block[axis].stop
+        middle = min(last, first + round((last - first) * (count // 2) / count / unit) * unit)
+        halves = [(*block[:axis], slice(*ends), *block[axis + 1 :]) for ends in ((first, middle), (middle, last))]
+        open_blocks += [(halves[1], count - count // 2), (halves[0], count // 2)]
+    return blocks

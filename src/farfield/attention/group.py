@@ -76,7 +76,9 @@ class Processes(Group):
         out = rows.new_empty((sum(receive), *rows.shape[1:]))
         if rows.shape[1:].numel() == 0:
             return out
-        there, here = (t.view(len(t), -1).view(torch.uint8) for t in (rows, out))  # bytes: every backend knows them
+        there, here = (
+            t.view(len(t), rows.shape[1:].numel()).view(torch.uint8) for t in (rows, out)
+        )  # bytes: every backend knows them
         self._said(lambda: dist.all_to_all_single(here, there, list(receive), list(send), group=self._group))
         return out
 

@@ -269,7 +269,7 @@ class ShardedPlan(OfOneCloud):
             largest = self.group.maximum(torch.stack([_longest(k), _longest(v)]))
             out, wanted = None, 0.0
             if self._part is None:  # no queries; but the gradients of the keys sent must find their way back
-                out = q.new_zeros((*q.shape[:3], v.shape[-1])) + 0 * near[1].sum()
+                out = q.new_zeros((*q.shape[:3], v.shape[-1])) + 0 * sum(t.sum() for t in (q, *near))
             else:
                 self._part.elsewhere = largest
                 try:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -44,22 +48,30 @@ def generate(
     changes: list[str] = typer.Option(
         [], "--set", help="Change a setting of `dataset.yaml`, e.g. `states=21`; repeatable; not for urban-wind."
     ),
+    part: str | None = typer.Option(
+        None,
+        help="Make one of n parts, e.g. `2/8`, as one of several jobs with the same --out; the last one joins them.",
+    ),
+    merge: bool = typer.Option(False, "--merge", help="Only join what all parts have made."),
 ) -> None:
     """Make a dataset with the built-in solvers.
 
     Example: `farfield generate swe --preset quick --out data/swe`
 
-    Run it again to continue after a crash: what is complete is kept.
+    Run it again to continue after a crash: what is complete is kept. Several jobs make one dataset, byte for byte the
+    same; in a SLURM array of eight: `farfield generate swe --out data/swe --part $SLURM_ARRAY_TASK_ID/8`
     """
     from farfield.problems import problem_named
+    from farfield.problems.share import Share
 
+    share = Share.parse(part, merge)
     generation = problem_named(problem).generation
     if generation is None:
         raise ValueError(f"the data of {problem} is not made here")
     preset = preset or generation.default_preset
     settings = generation.configure(preset, seed, scales, changes)
     out = out or Path("data") / f"{problem}-{preset}"
-    print(generation.make(settings, out, workers, Console(stderr=True)))
+    print(generation.make(settings, out, workers, Console(stderr=True), share))
     _next(f"farfield train {problem} --preset {preset} --data {out}")
 
 
@@ -371,6 +383,7 @@ def reproduce(
     console.print(f"[bold]{page}[/]: open it in a browser; tables and figures are beside it")
 
 
+_LARGE = "Large domains"
 _STATES, _CITY = "States in a file: shallow water, Gray-Scott", "Buildings: urban wind"
 
 
@@ -471,6 +484,24 @@ def predict(
     draws: int | None = typer.Option(
         None, help="Predictions to average, each with its own points.  [default: 1]", rich_help_panel=_CITY
     ),
+    devices: int = typer.Option(
+        1, min=1, help="Processes on this machine that share the domain, one per GPU.", rich_help_panel=_LARGE
+    ),
+    nodes: int = typer.Option(
+        1,
+        min=1,
+        help="Machines that share it; run the same command on each. Under torchrun or srun, give neither of the two.",
+        rich_help_panel=_LARGE,
+    ),
+    parts: int | None = typer.Option(
+        None,
+        min=1,
+        help="Predict so many parts of the domain one after the other, in one process with little memory.",
+        rich_help_panel=_LARGE,
+    ),
+    timeout: float = typer.Option(
+        30.0, min=1.0, help="Seconds after which a silent process counts as lost.", rich_help_panel=_LARGE
+    ),
 ) -> None:
     """Predict with a trained model, in physical units, on a domain of any size.
 
@@ -491,6 +522,11 @@ def predict(
     **Comfort and safety of pedestrians**, a map, its table, a picture and a .vtu of it:
 
     `farfield predict ... --buildings city.geojson --roughness 0.5 --weather station.epw --out comfort.vtu`
+
+    **A domain that is too large for one device or memory** is cut into parts, which know of one another what they need;
+    --out may then also be a .pvtu or, for HDF5, a .pvti:
+
+    `farfield predict --model swe-laape --input state.npz --out next.npz --devices 2`
     """
     if (out is None) == (openfoam is None):
         raise ValueError("give --out FILE (or, for urban wind, --openfoam CASE instead of it)")
@@ -498,10 +534,17 @@ def predict(
         raise ValueError("give either --input FILE (states) or --buildings FILE (urban wind)")
     is_folder = len(Path(model).parts) > 1 and not model.startswith("hf:")
     _there(input, buildings, points, weather, openfoam, Path(model) if is_folder else None)
+    _at_least(1, steps=steps, draws=draws)
+    from farfield.processes import joined, launch, place
+
+    if devices * nodes > 1:
+        _only_without("--devices and --nodes share a domain among processes, --parts is for one", parts=parts)
+        if place() is None:
+            command = [sys.executable, "-m", "farfield", *sys.argv[1:]]
+            raise typer.Exit(launch(command, devices, nodes))
     from farfield.problems import problem_of
     from farfield.runs.run import Run
 
-    _at_least(1, steps=steps, draws=draws)
     given = {
         "force": force or None,
         "input": input,
@@ -528,8 +571,22 @@ def predict(
         "draws": draws,
     }
     run = Run.find(model)
-    options = {name: value for name, value in given.items() if value is not None}
-    print(problem_of(run).predict_file(run, options, out or Path(), device))
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    with contextlib.ExitStack() as stack:
+        first = True
+        if place() is not None:
+            group = stack.enter_context(joined(timeout, device))
+            options["parts"], first = lambda work: [work(group)], group.rank == 0
+        elif parts is not None and out is not None:
+            from farfield.attention import InTurn
+
+            out.parent.mkdir(parents=True, exist_ok=True)
+            waiting = stack.enter_context(tempfile.TemporaryDirectory(prefix=".waiting-", dir=out.parent))
+            options["parts"] = lambda work: InTurn(parts, waiting).run(work)
+        done = problem_of(run).predict_file(run, options, out or Path(), device)
+    if not first:
+        return
+    print(done)
     if out is not None and out.is_file() and out.suffix != ".csv" and weather is None:
         _next(f"farfield view {out}", "in the browser")
 

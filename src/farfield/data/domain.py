@@ -59,9 +59,14 @@ class Domain:
         return Domain(tuple(int(count) for count in cells), extent)
 
 
-def boundary_flags(positions: NDArray[np.floating]) -> NDArray[np.float32]:
-    """(N, P) positions -> (N, P) flags: 1 where a point is the first or the last along that axis, else 0."""
-    low, high = positions.min(axis=0), positions.max(axis=0)
+def boundary_flags(
+    positions: NDArray[np.floating], extremes: tuple[NDArray, NDArray] | None = None
+) -> NDArray[np.float32]:
+    """(N, P) positions -> (N, P) flags: 1 where a point is the first or the last along that axis, else 0.
+
+    ``extremes`` are the first and last of the whole domain, where these points are a part of it.
+    """
+    low, high = (positions.min(axis=0), positions.max(axis=0)) if extremes is None else extremes
     return ((positions == low) | (positions == high)).astype(np.float32)
 
 

@@ -357,6 +357,8 @@ class TransformerOperator(nn.Module):
         if self.tokens is not None:
             if query_positions is not None:
                 raise ValueError("patches predict the cells of their grid: query_positions are for points as tokens")
+            if group is not None:
+                raise ValueError("a network of patches takes a whole grid: a group is for points as tokens")
             return self._on_points(features, positions, conditions)
         keys = None
         if query_positions is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,7 @@ def predict_file(predictor: Predictor, source: str | Path, out: str | Path, step
 
 
 def _predict_npz(predictor: Predictor, source: Path, out: Path, steps: int) -> None:
-    arrays = read_arrays(source)
-    positions, boundary = arrays.pop("positions", None), arrays.pop("boundary", None)
-    if positions is None:
-        raise ValueError(f"{source} has no array 'positions', only {', '.join(arrays) or 'none'}")
-    arrays.pop("time", None)  # as in the files written here
+    arrays, positions, boundary = read_states(source)
     predicted = predictor.rollout(arrays, positions, steps, boundary=boundary)
     written: dict[str, Any] = {"positions": positions, "time": np.arange(steps + 1) * predictor.time_step, **predicted}
     if boundary is not None:
@@ -48,8 +46,39 @@ def _predict_npz(predictor: Predictor, source: Path, out: Path, steps: int) -> N
         np.savez(opened, **written)
 
 
+def read_states(source: Path) -> tuple[dict[str, NDArray], NDArray, NDArray | None]:
+    """Fields, positions and boundary flags, if there are any, of an .npz file."""
+    arrays = read_arrays(source)
+    positions, boundary = arrays.pop("positions", None), arrays.pop("boundary", None)
+    if positions is None:
+        raise ValueError(f"{source} has no array 'positions', only {', '.join(arrays) or 'none'}")
+    arrays.pop("time", None)  # as in the files written here
+    return arrays, positions, boundary
+
+
 def _predict_hdf5(predictor: Predictor, source: Path, out: Path, steps: int, start: int) -> None:
     """The output is the input with its states replaced: dimensions, boundary conditions and constants are kept."""
+    with open_states(predictor, source, start) as (file, centres, fields):
+        cells = tuple(len(axis) for axis in centres)
+        first = {name: dataset[:, start].reshape(len(dataset), -1) for name, dataset in fields.items()}
+        points = np.stack([axis.ravel() for axis in np.meshgrid(*centres, indexing="ij")], axis=-1)
+        predicted = predictor.states(first, points, steps)
+        with atomic_path(out) as partial:
+            copy_frame(predictor, file, partial, steps, start)
+            with h5py.File(partial, "r+") as written:
+                for time, state in enumerate(predicted):
+                    for name, values in state.items():
+                        written["t0_fields"][name][:, time] = _grid(values, cells)
+
+
+@contextmanager
+def open_states(
+    predictor: Predictor, source: Path, start: int, parts: int = 1
+) -> Iterator[tuple[h5py.File, list[NDArray[np.float64]], dict[str, h5py.Dataset]]]:
+    """A file in The Well's layout, open: itself, the cells' centres along each axis, and the model's fields.
+
+    One of so many ``parts`` of a state must fit into memory.
+    """
     try:
         file = h5py.File(source, "r")
     except OSError as error:
@@ -60,7 +89,7 @@ def _predict_hdf5(predictor: Predictor, source: Path, out: Path, steps: int, sta
             fields = {name: file["t0_fields"][name] for name in predictor.fields}
             simulations = next(iter(fields.values())).shape[:1]
             needed = 8 * math.prod([*simulations, *(axis.size for axis in coordinates)])
-            check_memory(needed * (len(fields) + len(coordinates)), f"one state of {source}")
+            check_memory(needed * (len(fields) + len(coordinates)) // parts, f"one state of {source}")
             centres = [np.asarray(axis, dtype=np.float64) for axis in coordinates]
         except KeyError as error:
             raise ValueError(
@@ -78,31 +107,34 @@ def _predict_hdf5(predictor: Predictor, source: Path, out: Path, steps: int, sta
         if not -states <= start < states:
             raise ValueError(f"{source} has {states} states, there is no state {start} to start from")
         try:
-            first = {name: dataset[:, start].reshape(len(dataset), -1) for name, dataset in fields.items()}
+            yield file, centres, fields
         except OSError as error:
-            raise ValueError(f"{source} is truncated or damaged ({error})") from None
-        points = np.stack([axis.ravel() for axis in np.meshgrid(*centres, indexing="ij")], axis=-1)
-        predicted = predictor.states(first, points, steps)
-        with atomic_path(out) as partial, h5py.File(partial, "w") as written:
-            for name, value in file.attrs.items():
-                written.attrs[name] = value
-            for name in file:
-                if name not in ("t0_fields", "dimensions"):
-                    file.copy(name, written)
-            _copy_all_but(file["dimensions"], written.create_group("dimensions"), {"time"})
-            _copy_all_but(file["t0_fields"], written.create_group("t0_fields"), set(fields))
-            begin = float(np.asarray(file["dimensions"]["time"])[start]) if "time" in file["dimensions"] else 0.0
-            times = written["dimensions"].create_dataset(
-                "time", data=(begin + np.arange(steps + 1) * predictor.time_step).astype(np.float32)
-            )
-            times.attrs.update({"sample_varying": False, "time_varying": False})
-            for name, dataset in fields.items():
-                shape = (len(dataset), steps + 1, *cells)
-                made = written["t0_fields"].create_dataset(name, shape, np.float32, chunks=(1, 1, *cells))
-                made.attrs.update(dict(dataset.attrs))
-            for time, state in enumerate(predicted):
-                for name, values in state.items():
-                    written["t0_fields"][name][:, time] = _grid(values, cells)
+            if "Can't" in str(error) and "read" in str(error):  # HDF5's words
+                raise ValueError(f"{source} is truncated or damaged ({error})") from None
+            raise
+
+
+def copy_frame(predictor: Predictor, file: h5py.File, path: Path, steps: int, start: int) -> None:
+    """A new file with all of an old one but its states, and room for ``steps`` predicted ones."""
+    cells = tuple(len(file["dimensions"][axis]) for axis in predictor.axes)
+    with h5py.File(path, "w") as written:
+        for name, value in file.attrs.items():
+            written.attrs[name] = value
+        for name in file:
+            if name not in ("t0_fields", "dimensions"):
+                file.copy(name, written)
+        _copy_all_but(file["dimensions"], written.create_group("dimensions"), {"time"})
+        _copy_all_but(file["t0_fields"], written.create_group("t0_fields"), set(predictor.fields))
+        begin = float(np.asarray(file["dimensions"]["time"])[start]) if "time" in file["dimensions"] else 0.0
+        times = written["dimensions"].create_dataset(
+            "time", data=(begin + np.arange(steps + 1) * predictor.time_step).astype(np.float32)
+        )
+        times.attrs.update({"sample_varying": False, "time_varying": False})
+        for name in predictor.fields:
+            dataset = file["t0_fields"][name]
+            shape = (len(dataset), steps + 1, *cells)
+            made = written["t0_fields"].create_dataset(name, shape, np.float32, chunks=(1, 1, *cells))
+            made.attrs.update(dict(dataset.attrs))
 
 
 def _grid(values: NDArray, cells: tuple[int, ...]) -> NDArray[np.float32]:

@@ -6,6 +6,7 @@ the predicted fields by their names; of steps (steps + 1, ...), the given state 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,30 @@ from farfield.data.opening import open_dataset
 from farfield.data.source import Cloud, Source
 from farfield.data.spec import grouped
 from farfield.files import atomic_path, refuse_overwriting
+from farfield.prediction.spread import Spread, predict_simulation
 from farfield.prediction.trained import Trained
 
 
 def predict_dataset(
-    predictor: Any, path: Path, out: Path, *, steps: int = 1, start: int = 0, force: bool = False
+    predictor: Any,
+    path: Path,
+    out: Path,
+    *,
+    steps: int = 1,
+    start: int = 0,
+    force: bool = False,
+    parts: Spread | None = None,
 ) -> str:
-    """Predict every simulation of a dataset; one goes to the file ``out``, several into a folder of that name."""
+    """Predict every simulation of a dataset; one goes to the file ``out``, several into a folder of that name.
+
+    With ``parts`` the members of a group share each domain (:mod:`farfield.prediction.spread`).
+    """
     data = open_dataset(path)
     predictor.spec.require_same(data.spec, "the model")
     names = [out] if len(data) == 1 else [out / f"simulation_{i:04d}.npz" for i in range(len(data))]
-    if len(data) == 1 and out.suffix not in (".npz", ".vtu", ".vtp"):
-        raise ValueError(f"expected a name ending in .npz, .vtu or .vtp for --out, got {out.name}")
+    endings = (".npz", ".vtu", ".vtp") if parts is None else (".npz", ".pvtu")
+    if len(data) == 1 and out.suffix not in endings:
+        raise ValueError(f"expected a name ending in {', '.join(endings)} for --out, got {out.name}")
     refuse_overwriting(names, force, [path])
     for simulation in range(len(data)) if predictor.spec.kind == "stepping" else ():
         if not -data.source.states(simulation) <= start < data.source.states(simulation):
@@ -39,6 +52,13 @@ def predict_dataset(
     for simulation, name in enumerate(names):
         cloud = data.source.cloud(simulation)
         given = given_to(predictor, data.source, simulation)
+        if parts is not None:
+            state = None
+            if predictor.spec.kind == "stepping":
+                state = named(predictor, data.source.read(simulation)[start])
+            shared = {"state": state, "out": name, "steps": steps, **given}
+            parts(functools.partial(predict_simulation, predictor, cloud, **shared))
+            continue
         if predictor.spec.kind == "steady":
             fields = predictor.predict(cloud.points, extent=cloud.extent, boundary=cloud.flags, **given)
         else:

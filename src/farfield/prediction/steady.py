@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from farfield.attention import Group
 from farfield.prediction.trained import Fields, Trained
 
 
@@ -27,6 +28,7 @@ class SteadyPredictor(Trained):
         parameters: Mapping[str, float] | None = None,
         boundary: ArrayLike | None = None,
         extent: Sequence[float] | None = None,
+        group: Group | None = None,
     ) -> dict[str, NDArray]:
         """The fields at the points, in physical units: one array (N,) each, (N, components) for vectors.
 
@@ -37,10 +39,11 @@ class SteadyPredictor(Trained):
             boundary: (N, axes that end), 1 at the first and last point along each axis; from the extremes of the
                 positions unless given.
             extent: of a periodic domain, its length along each axis.
+            group: the members that share the domain; positions and inputs are then this one's part of it.
         """
-        points = self._positions(positions)
-        features = self._standing(points, boundary, inputs)[None]
+        points = self._positions(positions, group)
+        features = self._standing(points, boundary, inputs, group)[None]
         mean, std = self._state
-        out = self._network(points, extent)(features, self._conditions(parameters, 1)).double() * std + mean
+        out = self._network(points, extent, group)(features, self._conditions(parameters, 1)).double() * std + mean
         self._warn_of_range(out, self.fields, self._state, "the prediction", set())
         return self._named(self._from_scale(out)[0], (len(points),), np.dtype(np.float32))

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from farfield.attention import Group
 from farfield.data.domain import Domain, rollout
 from farfield.prediction.trained import Fields, Trained
 
@@ -37,6 +38,7 @@ class Predictor(Trained):
         inputs: Fields | None = None,
         parameters: Mapping[str, float] | None = None,
         extent: Sequence[float] | None = None,
+        group: Group | None = None,
     ) -> dict[str, NDArray]:
         """The fields one saved step later.
 
@@ -51,8 +53,13 @@ class Predictor(Trained):
             inputs: what is given beside the state and does not change, where the data has such fields.
             parameters: the numbers that condition the network, where the data has them.
             extent: of a periodic domain, its length along each axis; that of the grid unless given.
+            group: the members that share the domain (:func:`farfield.processes.joined`): fields and positions are
+                then this one's part of it (:func:`farfield.attention.bisection.split_points`), perhaps none, and all
+                members call together.
         """
-        options = {"boundary": boundary, "inputs": inputs, "parameters": parameters, "extent": extent}
+        options = {
+            "boundary": boundary, "inputs": inputs, "parameters": parameters, "extent": extent, "group": group
+        }  # fmt: skip
         return next(self.states(fields, positions, 1, initial=False, **options))  # type: ignore[arg-type]
 
     def rollout(
@@ -65,9 +72,12 @@ class Predictor(Trained):
         inputs: Fields | None = None,
         parameters: Mapping[str, float] | None = None,
         extent: Sequence[float] | None = None,
+        group: Group | None = None,
     ) -> dict[str, NDArray]:
         """Predictions fed back: arrays (steps + 1, N) or (steps + 1, B, N), the given state first."""
-        options = {"boundary": boundary, "inputs": inputs, "parameters": parameters, "extent": extent}
+        options = {
+            "boundary": boundary, "inputs": inputs, "parameters": parameters, "extent": extent, "group": group
+        }  # fmt: skip
         states = list(self.states(fields, positions, steps, **options))  # type: ignore[arg-type]
         return {name: np.stack([state[name] for state in states]) for name in states[0]}
 
@@ -81,6 +91,7 @@ class Predictor(Trained):
         inputs: Fields | None = None,
         parameters: Mapping[str, float] | None = None,
         extent: Sequence[float] | None = None,
+        group: Group | None = None,
         initial: bool = True,
     ) -> Iterator[dict[str, NDArray]]:
         """The states of :meth:`rollout` one at a time, for domains where not all of them fit into memory."""
@@ -90,10 +101,10 @@ class Predictor(Trained):
             inputs = {
                 name: np.asarray(a).reshape(len(positions), *self._tail(name)) for name, a in (inputs or {}).items()
             }
-        points = self._positions(positions)
+        points = self._positions(positions, group)
         state, given, dtype = self._columns(fields, self.fields, len(points))
         shape = given if shape is None else shape
-        step = self.on(points, boundary, inputs=inputs, parameters=parameters, extent=extent)
+        step = self.on(points, boundary, inputs=inputs, parameters=parameters, extent=extent, group=group)
         predicted = self._watched(rollout(step, state, steps))
         if not initial:
             next(predicted)
@@ -115,15 +126,16 @@ class Predictor(Trained):
         inputs: Fields | None = None,
         parameters: Mapping[str, float] | None = None,
         extent: Sequence[float] | None = None,
+        group: Group | None = None,
     ) -> Callable[[Tensor], Tensor]:
         """The step on fixed points, on tensors: physical states (B, N, F) -> the same one step later.
 
         States are float64, so that their small changes keep the network's precision. Nothing is checked: a diverging
         prediction goes on.
         """
-        points = self._positions(positions)
-        network = self._network(points, extent)
-        standing = self._standing(points, boundary, inputs)
+        points = self._positions(positions, group)
+        network = self._network(points, extent, group)
+        standing = self._standing(points, boundary, inputs, group)
         conditions = self._conditions(parameters, 1)
         (state_mean, state_std), (change_mean, change_std) = self._state, self._change
 
@@ -136,7 +148,8 @@ class Predictor(Trained):
             return self._from_scale(scaled + change)
 
         def step(state: Tensor) -> Tensor:
-            parts = state.to(self.device, torch.float64).split(max(1, _POINTS // len(points)))
+            at_once = max(1, _POINTS // len(points)) if group is None else 1  # members have to agree
+            parts = state.to(self.device, torch.float64).split(at_once)
             return torch.cat([stepped(part) for part in parts])
 
         return step

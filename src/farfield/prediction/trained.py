@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
+from farfield.attention import Group
 from farfield.data.domain import boundary_flags
 from farfield.data.spec import SampleSpec, grouped
 from farfield.models.config import EncodingConfig, ModelConfig
@@ -75,7 +76,13 @@ class Trained:
     def _from_scale(self, values: Tensor) -> Tensor:
         return torch.where(self._logged, values.exp(), values) if bool(self._logged.any()) else values
 
-    def _standing(self, points: NDArray[np.float64], boundary: ArrayLike | None, inputs: Fields | None) -> Tensor:
+    def _standing(
+        self,
+        points: NDArray[np.float64],
+        boundary: ArrayLike | None,
+        inputs: Fields | None,
+        group: Group | None = None,
+    ) -> Tensor:
         """What does not change in time, (N, I + flags): standardised inputs, then boundary flags."""
         given = self._columns(inputs or {}, self.spec.inputs, len(points), "input")[0]
         if self.spec.inputs:
@@ -85,7 +92,10 @@ class Trained:
         mean, std = self._input
         standardised = (given[0].to(self.device) - mean) / std if self.spec.inputs else given[0].to(self.device)
         bounded = list(self.spec.bounded)
-        flags = boundary_flags(points)[:, bounded] if boundary is None else self._boundary(boundary, len(points))
+        if boundary is None:
+            flags: NDArray = boundary_flags(points, extremes(points, group))[:, bounded]
+        else:
+            flags = self._boundary(boundary, len(points))
         return torch.cat([standardised, torch.as_tensor(flags, device=self.device)], dim=-1).float()
 
     def _conditions(self, parameters: Mapping[str, float] | None, batch: int) -> Tensor | None:
@@ -104,31 +114,37 @@ class Trained:
         return ((values - mean) / std).float()
 
     def _network(
-        self, points: NDArray[np.float64], extent: Sequence[float] | None = None
+        self, points: NDArray[np.float64], extent: Sequence[float] | None = None, group: Group | None = None
     ) -> Callable[[Tensor, Tensor | None], Tensor]:
         """The network on fixed points: features (B, N, in), conditions (B, K) -> standardised outputs (B, N, F)."""
         model = self.model
         if isinstance(model, TransformerOperator) and model.tokens is not None:
+            if group is not None:
+                raise ValueError(
+                    f"{self.problem}'s network takes patches of a whole grid: it works in one process only"
+                )
             cells, rows = grid_of(torch.from_numpy(points), self.spacing)
             model.patches.tokens(cells)  # refuses what is too small
             return lambda features, conditions: model.on_cells(features, cells, rows, conditions)
         self._warn_of_spacing(points)
         # in float64: distances keep their precision however far from the origin
         where = torch.as_tensor(points * np.asarray(self.position_scale), device=self.device)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {} if group is None else {"group": group}
         if len(self.spec.bounded) < self.spec.space_dim:
             if extent is None:  # of a grid, a cell more than from the first centre to the last
-                extent = np.ptp(points, axis=0) + np.asarray(self.spacing)
+                low, high = extremes(points, group)
+                extent = high - low + np.asarray(self.spacing)
             options["period"] = self.spec.period(tuple(float(length) for length in extent))
         return lambda features, conditions: model(
             features, where, **(options if conditions is None else {"conditions": conditions, **options})
         )
 
-    def _positions(self, positions: ArrayLike) -> NDArray[np.float64]:
+    def _positions(self, positions: ArrayLike, group: Group | None = None) -> NDArray[np.float64]:
         points = np.asarray(positions, dtype=np.float64)
         if points.ndim == 1 and len(self.axes) == 1:
             points = points[:, None]
-        if points.ndim != 2 or points.shape[1] != len(self.axes) or len(points) == 0:
+        none = len(points) == 0 and group is None  # a member of a group may have none
+        if points.ndim != 2 or points.shape[1] != len(self.axes) or none:
             raise ValueError(
                 f"positions must have the shape (points, {len(self.axes)}), one column for each of "
                 f"{', '.join(self.axes)}, got {np.shape(positions)}"
@@ -146,6 +162,8 @@ class Trained:
         is not repeated.
         """
         values = values.reshape(-1, len(names))
+        if len(values) == 0:
+            return
         far = (values - moments[0]).abs() / moments[1]
         for column, name in enumerate(names):
             lost = len(values) - int(values[:, column].isfinite().sum())
@@ -234,6 +252,15 @@ class Trained:
             chosen = values[..., index].reshape(*shape, len(parts)).astype(dtype)
             found[name] = chosen if name in self.spec.vectors else chosen[..., 0]
         return found
+
+
+def extremes(points: NDArray[np.float64], group: Group | None = None) -> tuple[NDArray, NDArray]:
+    """The first and the last coordinate along each axis, of all points of a group."""
+    ends = None if len(points) == 0 else (points.min(axis=0), points.max(axis=0))
+    known = [found for found in ([ends] if group is None else group.gather(ends)) if found is not None]
+    if not known:
+        raise ValueError("a domain has at least one point, all members of the group have none")
+    return np.min([low for low, _ in known], axis=0), np.max([high for _, high in known], axis=0)
 
 
 def _listed(names: Any) -> str:

@@ -27,7 +27,8 @@ from farfield.data.spec import SampleSpec
 from farfield.data.standardise import Statistics, compute_statistics, read_statistics, write_statistics
 from farfield.data.the_well import open_split, scale_text, split_path
 from farfield.data.write import write_split
-from farfield.files import atomic_write_text, locked, modern, read_mapping
+from farfield.files import atomic_path, atomic_write_text, locked, modern, read_mapping
+from farfield.problems.share import PARTS, WHOLE, Share
 from farfield.progress import Progress
 from farfield.version import __version__
 
@@ -194,7 +195,12 @@ class GridGeneration:
         )
 
     def make(
-        self, config: DatasetConfig, out: str | Path, workers: int | None = None, console: Console | None = None
+        self,
+        config: DatasetConfig,
+        out: str | Path,
+        workers: int | None = None,
+        console: Console | None = None,
+        share: Share = WHOLE,
     ) -> str:
         """:meth:`generate` with a bar per split on a terminal; returns what was done, in words."""
         console = console or Console(stderr=True)
@@ -202,9 +208,11 @@ class GridGeneration:
             tasks = {
                 name: bars.add_task(f"{name:>10}", total=config.work(split)) for name, split in config.splits.items()
             }
-            made = self.generate(config, out, workers, lambda name, work: bars.advance(tasks[name], work))
+            made = self.generate(config, out, workers, lambda name, work: bars.advance(tasks[name], work), share)
             for name in config.splits.keys() - made:
                 bars.update(tasks[name], completed=config.work(config.splits[name]))
+        if not (Path(out) / "README.md").exists():
+            return f"{out}: {share}; the last part to finish, or `--merge`, makes the dataset of all parts"
         return f"{out}: {'made ' + ', '.join(made) if made else 'already complete'}; see {Path(out) / 'README.md'}"
 
     def is_whole(self, out: str | Path) -> bool:
@@ -217,23 +225,36 @@ class GridGeneration:
         out: str | Path,
         workers: int | None = None,
         advance: Advance = lambda split, work: None,
+        share: Share = WHOLE,
     ) -> list[str]:
         """Make what is missing of a dataset in folder ``out`` and return the names of the splits that were made.
 
         A split's file appears under its name only when it is complete, so that a killed run is continued by
         running it again. ``workers`` threads solve at once (all cores by default); ``advance`` is called with a
-        split's name and the cell updates just done.
+        split's name and the cell updates just done. Of a ``share`` only that part of the simulations is solved, into a
+        file of its own; the files of all parts make the same dataset, byte for byte.
         """
         if workers is not None and workers < 1:
             raise ValueError(f"expected at least one worker, got {workers}")
         out = Path(out)
         missing = [name for name in config.splits if not split_path(out, config.problem, name).exists()]
         _check_room(out, sum(self.file_bytes(config, name) for name in missing))
+        if share.part is not None:
+            with _claimed(out, config, share), _threads(workers):
+                for name in missing:
+                    self._solve_share(config, out, name, share, advance)
+            if not all(share.complete(out, name) for name in missing):
+                return []
+            try:
+                return self.generate(config, out, workers, share=share.merging())
+            except RuntimeError:  # another part has seen at the same time that all are there
+                return []
         with _claimed(out, config) as whole:
             missing = [name for name in missing if not split_path(out, config.problem, name).exists()]
             with _threads(workers):
                 for name in missing:
                     split = config.splits[name]
+                    solved = share.solved(out, name) if share.merge else self._batches(config, name, advance)
                     write_split(
                         split_path(out, config.problem, name),
                         self.spec(config),
@@ -241,7 +262,7 @@ class GridGeneration:
                         split.scale,
                         config.states,
                         split.simulations,
-                        self._batches(config, name, advance),
+                        solved,
                         config.constants,
                         self.provenance(config, name),
                     )
@@ -254,7 +275,24 @@ class GridGeneration:
                 statistics = compute_statistics(splits["train"])
                 write_statistics(out, statistics, splits["train"])
                 write_card(out, splits, statistics, self.about, self.published)
+            if share.merge:
+                shutil.rmtree(out / PARTS, ignore_errors=True)
         return missing
+
+    def _solve_share(self, config: DatasetConfig, out: Path, name: str, share: Share, advance: Advance) -> None:
+        """One part's simulations of a split, into a file that appears when it is whole."""
+        path, split = share.path(out, name), config.splits[name]
+        if path.exists():
+            return
+        mine = share.of(split.simulations)
+        shape = (len(mine), config.states, len(self.fields), *config.domain(split).cells)
+        with atomic_path(path) as partial:
+            kept = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+            done = 0
+            for batch in self._batches(config, name, advance, mine):
+                kept[done : done + len(batch)] = batch
+                done += len(batch)
+            kept.flush()
 
     def file_bytes(self, config: DatasetConfig, name: str) -> int:
         split = config.splits[name]
@@ -277,11 +315,14 @@ class GridGeneration:
             "settings": config.model_dump(mode="json", exclude={"splits"}),
         }
 
-    def _batches(self, config: DatasetConfig, name: str, advance: Advance) -> Iterator[NDArray[np.float64]]:
+    def _batches(
+        self, config: DatasetConfig, name: str, advance: Advance, some: range | None = None
+    ) -> Iterator[NDArray[np.float64]]:
         split = config.splits[name]
+        some = range(split.simulations) if some is None else some
         size = max(1, BATCH_CELLS // int(np.prod(config.domain(split).cells)))
-        for first in range(0, split.simulations, size):
-            count = min(size, split.simulations - first)
+        for first in range(some.start, some.stop, size):
+            count = min(size, some.stop - first)
             yield self.solve_split(config, name, first, count)
             advance(name, config.work(split) * count // split.simulations)
 
@@ -299,13 +340,13 @@ def _threads(workers: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def _claimed(out: Path, config: DatasetConfig) -> Iterator[DatasetConfig]:
+def _claimed(out: Path, config: DatasetConfig, share: Share = WHOLE) -> Iterator[DatasetConfig]:
     """Make ``out`` this dataset's folder, alone, or refuse; yield the configuration of all it will hold."""
     manifest = out / "dataset.yaml"
     if out.exists() and not manifest.exists() and any(not path.name.startswith(".") for path in out.iterdir()):
         raise FileExistsError(f"{out} holds other files and no dataset: choose a new or empty folder with --out")
     busy = f"another process is generating into {out}: wait for it, or choose another --out"
-    with locked(out / ".lock", busy):
+    with locked(out / ".lock" if share.part is None else out / PARTS / f".lock{share.part}", busy):
         whole = config
         if manifest.exists():
             held = read_config(manifest)
@@ -325,7 +366,8 @@ def _claimed(out: Path, config: DatasetConfig) -> Iterator[DatasetConfig]:
                 )
             whole = held.replace(splits={**held.splits, **config.splits})
         atomic_write_text(manifest, yaml.safe_dump(whole.model_dump(mode="json"), sort_keys=False))
-        for partial in out.rglob(".*.partial"):  # what a killed run left behind
+        left = out.rglob(".*.partial") if share.part is None else share.path(out, "*").parent.glob(f".{share.part}-*")
+        for partial in left:  # what a killed run left behind
             partial.unlink()
         yield whole
 

@@ -58,7 +58,7 @@ class OwnProblem(Problem):
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         assert self.spec is not None
-        require(run, options, "input", "data", ("steps", "start") if self.spec.kind == "stepping" else ())
+        require(run, options, "input", "data", ("parts", *(("steps", "start") if self.spec.kind == "stepping" else ())))
         from farfield.prediction.own_files import predict_dataset
 
         given = dict(options)

@@ -25,6 +25,7 @@ from farfield.data.spec import SampleSpec
 from farfield.evaluation.evaluate import Amount, Subject
 from farfield.files import refuse_overwriting
 from farfield.models.config import EncodingName
+from farfield.problems.share import WHOLE, Share
 from farfield.report.saved import Presentation
 from farfield.runs.config import RunConfig, SteppingRun
 from farfield.runs.run import Run
@@ -46,8 +47,15 @@ class Generation(Protocol):
     def configure(self, preset: str, seed: int = 0, scales: str | None = None, changes: Sequence[str] = ()) -> Any:
         """All settings of a dataset; ``scales`` and ``changes`` are as a user types them."""
 
-    def make(self, settings: Any, out: str | Path, workers: int | None = None, console: Console | None = None) -> str:
-        """Make what is missing of it in a folder; returns what was done, in words."""
+    def make(
+        self,
+        settings: Any,
+        out: str | Path,
+        workers: int | None = None,
+        console: Console | None = None,
+        share: Share = WHOLE,
+    ) -> str:
+        """Make what is missing of it, or of a share of it, in a folder; returns what was done, in words."""
 
     def is_whole(self, out: str | Path) -> bool:
         """Whether nothing need be looked at: the data is there, wherever it is from."""
@@ -159,10 +167,15 @@ class SteppingProblem(Problem):
         return generated_subject(run, folder_of(run, data), device)
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
-        require(run, options, "input", "states", ("steps", "start"))
+        require(run, options, "input", "states", ("steps", "start", "parts"))
         from farfield.prediction.files import predict_file
+        from farfield.prediction.spread import predict_file_spread
 
         refuse_overwriting([out], options.get("force", False), [options["input"]])
-        steps = options.get("steps", 1)
-        predict_file(self.predictor(run, device), options["input"], out, steps, options.get("start", 0))
+        steps, start = options.get("steps", 1), options.get("start", 0)
+        given = (self.predictor(run, device), options["input"], out)
+        if "parts" in options:
+            predict_file_spread(*given, options["parts"], steps=steps, start=start)
+        else:
+            predict_file(*given, steps, start)
         return f"{out}: {steps} {'step' if steps == 1 else 'steps'} predicted"

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from farfield.data.vtk import write_vtk
 from farfield.files import atomic_write_text, locked
+from farfield.problems.share import WHOLE, Share
 from farfield.problems.urban_wind.buildings import Box, UrbanDomain, random_buildings
 from farfield.problems.urban_wind.card import write_card
 from farfield.problems.urban_wind.files import INDEX_FILE, SPLIT_INDEX, SPLIT_SCALES, case_name
@@ -127,36 +128,48 @@ def _generator(seed: int, split: str, index: int, number: int, preset: UrbanPres
 
 
 def generate_urban_wind(
-    out: str | Path, preset: UrbanPreset, workers: int = 2, seed: int = 0, show_progress: bool = True
-) -> Path:
-    """Make (or finish) a dataset in ``out`` and return its index file."""
-    require_openfoam()
+    out: str | Path,
+    preset: UrbanPreset,
+    workers: int = 2,
+    seed: int = 0,
+    show_progress: bool = True,
+    share: Share = WHOLE,
+) -> Path | None:
+    """Make (or finish) a dataset in ``out`` and return its index file; None where cases of other jobs are missing."""
+    if not share.merge:
+        require_openfoam()
     if workers < 1:
         raise ValueError(f"at least one worker is needed, got {workers}")
     out = Path(out)
-    with locked(out / ".lock", f"another process is generating into {out}: wait for it, or choose another --out"):
-        return _generate(out, preset, workers, seed, show_progress)
+    busy = f"another process is generating into {out}: wait for it, or choose another --out"
+    with locked(out / f".lock{share.part or ''}", busy):
+        return _generate(out, preset, workers, seed, show_progress, share)
 
 
-def _generate(out: Path, preset: UrbanPreset, workers: int, seed: int, show_progress: bool) -> Path:
+def _generate(
+    out: Path, preset: UrbanPreset, workers: int, seed: int, show_progress: bool, share: Share
+) -> Path | None:
     _check_same_settings(out, preset, seed)
     cases = list_cases(preset)
+    mine = cases[(share.part or 1) - 1 :: share.parts]  # the large cities come last: every job gets its share of them
     costs = {
         split: CartesianMesh.around(UrbanDomain.square(scale), [], preset.cell, preset.ground_cell).cell_count
         for split, scale in SPLIT_SCALES.items()
     }
-    todo = [case for case in cases if not _record_path(out, case).exists()]
+    todo = [case for case in mine if not _record_path(out, case).exists()]
+    if share.merge and todo:
+        raise ValueError(f"{out} is not complete: {len(todo)} of {len(cases)} cases are missing, e.g. {todo[0].name}")
     if workers > 1:  # the largest first: they keep one worker busy for minutes, which must not be at the end
         todo.sort(key=lambda case: -costs[case.split])
 
-    scratch = out / ".scratch"
+    scratch = out / f".scratch{share.part or ''}"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     stop = threading.Event()
     failed: dict[str, str] = {}
     with Progress(Console(stderr=True, quiet=not show_progress), speed_estimate_period=1800.0) as progress:
-        finished = len(cases) - len(todo)
-        told = f"urban wind, {{}} of {len(cases)} cases"
+        finished = len(mine) - len(todo)
+        told = f"urban wind, {{}} of {len(mine)} cases"
         bar = progress.add_task(told.format(finished), total=sum(costs[c.split] for c in todo))
         with ThreadPoolExecutor(workers) as pool:
             futures = {pool.submit(_make_case, out, scratch, preset, seed, case, stop): case for case in todo}
@@ -177,9 +190,11 @@ def _generate(out: Path, preset: UrbanPreset, workers: int, seed: int, show_prog
     if failed:
         listed = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
         raise RuntimeError(
-            f"{len(failed)} of {len(cases)} cases could not be made (the others are kept, running the same "
+            f"{len(failed)} of {len(mine)} cases could not be made (the others are kept, running the same "
             f"command again tries these again):\n{listed}"
         )
+    if not all(_record_path(out, case).exists() for case in cases):
+        return None
     records = {case.name: json.loads(_record_path(out, case).read_text()) for case in cases}
     _write_index(out, cases, seed, preset)
     write_card(out, records, asdict(preset), seed)

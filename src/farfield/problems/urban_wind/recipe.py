@@ -16,6 +16,7 @@ from farfield.evaluation.evaluate import Amount, Subject
 from farfield.models.config import EncodingName
 from farfield.problems.paper import PAPER_TRAINING
 from farfield.problems.problem import Preset, Problem, folder_of, require
+from farfield.problems.share import WHOLE, Share
 from farfield.problems.urban_wind.config import UrbanRun
 from farfield.problems.urban_wind.shown import SHOWN
 from farfield.runs.config import RunConfig
@@ -118,12 +119,16 @@ class UrbanGeneration:
             raise ValueError(f"unknown preset {preset!r}; expected one of {', '.join(PRESETS)}")
         return PRESETS[preset], seed
 
-    def make(self, settings: Any, out: str | Path, workers: int | None = None, console: Any = None) -> str:
+    def make(
+        self, settings: Any, out: str | Path, workers: int | None = None, console: Any = None, share: Share = WHOLE
+    ) -> str:
         from farfield.problems.urban_wind.generation import generate_urban_wind
 
         preset, seed = settings
         shown = console is None or console.is_terminal
-        index = generate_urban_wind(out, preset, workers or os.cpu_count() or 1, seed, show_progress=shown)
+        index = generate_urban_wind(out, preset, workers or os.cpu_count() or 1, seed, show_progress=shown, share=share)
+        if index is None:
+            return f"{out}: {share}; the last part to finish, or `--merge`, writes index and card"
         return f"wrote {index} and {index.with_name('README.md')}"
 
     def is_whole(self, out: str | Path) -> bool:
