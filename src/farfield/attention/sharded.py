@@ -244,6 +244,7 @@ class ShardedPlan(OfOneCloud):
         self._part = _Part(**{f.name: getattr(plan, f.name) for f in fields(AttentionPlan) if f.init})
         if self.group.in_turn:
             self._part.at_once = 0
+        self._others = bool((unsent[:, 0::2] > -torch.inf).any())  # whether anybody keeps keys to himself
         box = torch.empty(len(queries), dtype=torch.int64)
         box[mine.order] = torch.repeat_interleave(torch.arange(len(mine)), mine.count())
         tiles = self._part.queries
@@ -271,7 +272,7 @@ class ShardedPlan(OfOneCloud):
             if self._part is None:  # no queries; but the gradients of the keys sent must find their way back
                 out = q.new_zeros((*q.shape[:3], v.shape[-1])) + 0 * sum(t.sum() for t in (q, *near))
             else:
-                self._part.elsewhere = largest
+                self._part.elsewhere = largest if self._others else None
                 try:
                     out = here(*near, self._part)
                 except _MoreKeys as more:

@@ -118,6 +118,34 @@ def bench_inference(
     _keep(results, markdown, json_file)
 
 
+@bench.command("scaling")
+def bench_scaling(
+    json_file: Json = None,
+    points: Annotated[int, typer.Option(min=64, help="Of strong scaling; weak scaling begins with fewer.")] = 262_144,
+    processes: Annotated[str, typer.Option(help="Numbers of processes, one of them 1.")] = "1,2",
+    decay_length: Annotated[float, typer.Option(help="Of LAAPE; the points lie 7.9 apart.")] = 25.0,
+    parts: Annotated[
+        str | None, typer.Option(help="Also one process that takes parts in turn: points/parts, e.g. `2000000/8`.")
+    ] = None,
+) -> None:
+    """One domain over several processes of one thread each: speed-up, memory, what crosses the cuts.
+
+    Example: `farfield bench scaling --parts 2000000/8 --json benchmarks/scaling.json`
+    """
+    from farfield.bench.scaling import benchmark_scaling, markdown
+
+    counts = [int(n) for n in processes.split(",")]
+    if 1 not in counts:
+        raise ValueError(f"--processes needs a 1 to compare with, got {processes}")
+    turns = None
+    if parts is not None:
+        total, slash, number = parts.partition("/")
+        if not slash:
+            raise ValueError(f"--parts expects points/parts, e.g. 2000000/8, got {parts}")
+        turns = (int(float(total)), int(number))
+    _keep(benchmark_scaling(points, counts, decay_length, turns, console.print), markdown, json_file)
+
+
 @bench.command("peers")
 def bench_peers(
     problem: Annotated[str, typer.Argument(help="gray-scott or swe.")],
