@@ -248,6 +248,13 @@ def test_errors_are_written_beside_the_fields_and_scale_with_them(run, urban_dat
         (run.folder / FILE).unlink()
 
 
+def test_the_command_measures_errors(run, urban_data) -> None:
+    result = CliRunner().invoke(app, ["calibrate", str(run.folder), "--data", str(urban_data)])
+    assert "at least two cities in neutral air, 'val' has 1" in str(result.exception)
+    result = CliRunner().invoke(app, ["calibrate", "swe-laape"])
+    assert "swe come without an estimate of their errors" in str(result.exception)
+
+
 @pytest.fixture(params=["ascii", "binary"])
 def case(request, tmp_path) -> Path:
     """A case of OpenFOAM with a mesh of its own; its fields uniform in text, or listed in binary."""
