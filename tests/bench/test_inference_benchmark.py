@@ -60,8 +60,13 @@ def test_the_error_is_the_papers(urban_run, data) -> None:
 
 def test_openfoam_runs_again_where_asked_and_missing_records_are_said(urban_run, data, tmp_path) -> None:
     predictor = UrbanPredictor.load(Run(urban_run), "cpu")
-    measured = benchmark_inference(predictor, data, repeats=1, solve=True, say=lambda text: None)
+    measured = benchmark_inference(predictor, data, repeats=1, solve=True, finer=True, say=lambda text: None)
     assert all(row["openfoam_source"] == "measured" and row["openfoam_seconds"] > 0 for row in measured["rows"])
+    first, *_, finer = measured["rows"]
+    assert first["case"] == finer["case"] and 2 < finer["cells"] / first["cells"] < 8  # the outer cells stay
+    assert "12.5 m, at the ground 4 m high" in markdown(measured) and finer["mesh"].startswith("6.25 m")
+    for region in ("buildings", "wake"):  # the same network on the same city: only the truth is finer
+        assert finer[f"velocity_error_{region}"] == pytest.approx(first[f"velocity_error_{region}"], rel=0.3)
     copy = shutil.copytree(data, tmp_path / "copy")
     shutil.rmtree(copy / "records")
     without = benchmark_inference(predictor, copy, repeats=1, say=lambda text: None)

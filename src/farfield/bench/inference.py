@@ -2,9 +2,10 @@
 
 A prediction is everything from an STL of the buildings to the fields at all cells of the solver's mesh: reading it,
 what the network is told about the city (points, or solids and physics on a lattice), the network, its answer at the
-cells. OpenFOAM's time is that of its solver alone, without making the mesh: as recorded
-with every generated case, or measured anew beside the prediction (``solve``): data may come from another machine.
-All seconds are those of one core's work (CPU time), which what else the machine does changes little.
+cells. OpenFOAM's time is that of its solver alone, without making the mesh: as recorded with every generated case, or
+measured anew beside the prediction (``solve``): data may come from another machine. With ``finer``, the first city is
+also solved with cells of half the size, and predicted at those. All seconds are those of one core's work (CPU time),
+which what else the machine does changes little.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from farfield.problems.urban_wind.openfoam_case import SolverSettings
 from farfield.problems.urban_wind.prediction import UrbanPredictor, WindPredictor
 from farfield.problems.urban_wind.sampling import UrbanSample, draw_sample
 from farfield.problems.urban_wind.scoring import SPLITS, region_errors
-from farfield.problems.urban_wind.solver import solve_boxes
+from farfield.problems.urban_wind.solver import WindSolution, solve_boxes
 
 UNSEEN = 1  # a draw whose attention plans no prediction has made before
 
@@ -42,6 +43,7 @@ def benchmark_inference(
     cases: int = 1,
     repeats: int = 3,
     solve: bool = False,
+    finer: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Measure the first ``cases`` neutral test cities of every scale, on one core."""
@@ -55,9 +57,18 @@ def benchmark_inference(
                 case = files.load(split, number)
                 say(f"s = {case.scale:g}, case {case.name}, {len(case.positions):,} cells ...")
                 solver, source = _solver_seconds(files.folder, case, solve)
-                row = {"scale": case.scale, "case": case.name, "cells": len(case.positions)}
-                row |= _prediction(predictor, case, repeats) | {"openfoam_seconds": solver, "openfoam_source": source}
+                row = {"scale": case.scale, "case": case.name, "mesh": _mesh(files.folder)}
+                row |= {"cells": len(case.positions), "openfoam_seconds": solver, "openfoam_source": source}
+                row |= _prediction(predictor, case, repeats)
                 rows.append(row | (_anchors(predictor, case) if isinstance(predictor, UrbanPredictor) else {}))
+        if finer and rows:
+            number = files.neutral_ids("test")[0]
+            say("the first city with cells of half the size ...")
+            case, solution = _solved(files.folder, files.load("test", number), 0.5)
+            row = {"scale": case.scale, "case": case.name, "mesh": _mesh(files.folder, 0.5)}
+            row |= {"cells": len(case.positions), "openfoam_source": "measured"}
+            row |= {"openfoam_seconds": solution.convergence.cpu_seconds}
+            rows.append(row | _prediction(predictor, case, repeats))
     finally:
         torch.set_num_threads(threads)
     if not rows:
@@ -127,16 +138,35 @@ def _solver_seconds(folder: Path, case: UrbanCase, solve: bool) -> tuple[float |
     if not solve:
         known = "cpu_seconds" in solved  # not in the records of early datasets
         return (solved["cpu_seconds"], "recorded") if known else (solved["seconds"], "recorded, wall time")
+    return _solved(folder, case)[1].convergence.cpu_seconds, "measured"
+
+
+def _solved(folder: Path, case: UrbanCase, size: float = 1.0) -> tuple[UrbanCase, WindSolution]:
+    """The city of a case solved anew, with cells ``size`` times as large as the data's."""
+    solved = json.loads((folder / "records" / f"{case.name}.json").read_text())["attempts"][-1]
     settings = json.loads((folder / "generation.json").read_text())
     solution = solve_boxes(
         [Box(*box) for box in solved["buildings"]],
         case.box,
         case.roughness,
-        settings["cell"],
-        settings["ground_cell"],
+        size * settings["cell"],
+        size * settings["ground_cell"],
         SolverSettings(**settings["settings"]),
     )
-    return solution.convergence.cpu_seconds, "measured"
+    positions = np.asarray(solution.volume.cell_centers().points, dtype=np.float32)
+    fields = {name: np.asarray(solution.volume[name]) for name in case.fields}
+    along_files = replace(case, positions=positions, fields=fields, wind_angle=0.0)
+    in_wind_axes = along_files.in_wind_axes(case.wind_angle)
+    return replace(in_wind_axes, obstacles=case.obstacles), solution
+
+
+def _mesh(folder: Path, size: float = 1.0) -> str:
+    """The cells between the buildings, and the height of those at the ground."""
+    path = folder / "generation.json"
+    if not path.exists():
+        return "unknown"
+    settings = json.loads(path.read_text())
+    return f"{size * settings['cell']:g} m, at the ground {size * settings['ground_cell']:g} m high"
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -147,15 +177,16 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         "Prediction of all cells (from reading the STL on) against OpenFOAM's solver on the same mesh, CPU seconds:",
         "",
-        "| s | case | cells | OpenFOAM [s] | prediction [s] | ratio | velocity error, buildings | wake |",
-        "|---|---|---|---|---|---|---|---|",
+        "| s | case | mesh | cells | OpenFOAM [s] | prediction [s] | ratio | velocity error, buildings | wake |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in results["rows"]:
         solver = row["openfoam_seconds"]
         known = f"{solver:.1f} ({row['openfoam_source']})" if solver is not None else "not recorded"
         ratio = f"{solver / row['seconds']:.1f}" if solver is not None else "-"
         lines.append(
-            f"| {row['scale']:g} | {row['case']} | {row['cells']:,} | {known} | {row['seconds']:.2f} | {ratio} "
+            f"| {row['scale']:g} | {row['case']} | {row['mesh']} | {row['cells']:,} "
+            f"| {known} | {row['seconds']:.2f} | {ratio} "
             f"| {100 * row['velocity_error_buildings']:.1f} % | {100 * row['velocity_error_wake']:.1f} % |"
         )
     if results["network"] != "AB-SWIFT":
@@ -167,7 +198,7 @@ def markdown(results: dict[str, Any]) -> str:
         "| s | anchors | dense [s] | tiled [s] | ratio | largest difference, of the fields' spread |",
         "|---|---|---|---|---|---|",
     ]
-    for row in results["rows"]:
+    for row in (row for row in results["rows"] if "anchors" in row):
         tiled = "- | - | -"
         if "tiled_seconds" in row:
             ratio = row["dense_seconds"] / row["tiled_seconds"]

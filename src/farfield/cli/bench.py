@@ -88,6 +88,7 @@ def bench_inference(
     cases: Annotated[int, typer.Option(min=1, help="Test cities of each scale.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Predictions of each: the fastest time, the mean error.")] = 3,
     solve: Annotated[bool, typer.Option(help="Run OpenFOAM beside it, instead of the recorded times.")] = False,
+    finer: Annotated[bool, typer.Option(help="Also the first city on cells of half the size (OpenFOAM runs).")] = False,
 ) -> None:
     """Time of a prediction against its solver's, with the error and by the size of the domain.
 
@@ -114,7 +115,9 @@ def bench_inference(
         _keep(measured, steps.markdown, json_file)
         return
     predictor = load(model, device="cpu")  # one core, as OpenFOAM
-    results = benchmark_inference(predictor, data, cases=cases, repeats=repeats, solve=solve, say=console.print)
+    results = benchmark_inference(
+        predictor, data, cases=cases, repeats=repeats, solve=solve, finer=finer, say=console.print
+    )
     _keep(results, markdown, json_file)
 
 
