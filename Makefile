@@ -1,4 +1,4 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Both install into .venv first.
+# On a fresh machine: `make demo`, `make test` and `make docs`. Each installs into .venv first.
 # OPTIONS go to the demo's command: make demo OPTIONS='--set training.precision=bfloat16 --out runs/bfloat16'
 PYTHON ?= python3
 VENV := .venv
@@ -24,5 +24,11 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# OMP_NUM_THREADS=1: its snippets are small, and threads would wait for one another
+docs: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,docs]'
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build --fail-on-warning --quiet -b html docs docs/_build/html
+	@echo "see docs/_build/html/index.html"
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache docs/_build docs/generated

@@ -101,7 +101,8 @@ class Dataset:
                 ``inputs`` likewise, ``parameters`` {name: number}, ``boundary`` flags (N, axes) and ``extent`` (of a
                 periodic domain). For a problem in time ``states`` {name: (times, N)} instead of ``outputs``, with
                 ``time_step``.
-            Others as in :meth:`from_arrays`.
+
+        The others are as in :meth:`from_arrays`.
         """
         hints = Hints(
             problem=name, boundary=boundary, time_step=time_step, units=units or {}, log=log, time_unit=time_unit,
