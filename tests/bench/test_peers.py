@@ -10,6 +10,7 @@ from farfield.bench.peers import UNet, benchmark_peers, build_peer, markdown
 from farfield.data.spec import SampleSpec
 from farfield.problems import problem_named
 from farfield.runs.run import Run
+from farfield.runs.weights import load_weights, save_weights
 
 
 def test_a_peer_is_trained_and_scored_beside_ours(reproduced, tmp_path):
@@ -34,7 +35,7 @@ def test_a_unet_takes_domains_of_any_size(cells):
     assert network(torch.randn(1, 3, *cells)).shape == (1, 2, *cells)
 
 
-def test_a_fourier_operator_is_built_and_learns():
+def test_a_fourier_operator_is_built_learns_and_is_kept(tmp_path):
     pytest.importorskip("neuralop", reason="a dependency of the benchmark only")
     spec = problem_named("gray-scott").spec
     assert isinstance(spec, SampleSpec)
@@ -42,6 +43,10 @@ def test_a_fourier_operator_is_built_and_learns():
     positions = torch.cartesian_prod(torch.arange(32), torch.arange(32)) * spec.normalised_spacing[0]
     model(torch.randn(1, 1024, 4), positions).square().mean().backward()
     assert any(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in model.parameters())
+    save_weights(tmp_path / "best.safetensors", model)
+    again = build_peer("fno", spec)
+    load_weights(tmp_path / "best.safetensors", again)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
 def test_unknown_peers_are_named():

@@ -70,10 +70,14 @@ def test_the_search_finds_where_a_condition_ends():
     assert experiments.widest(lambda width: width < 42.0, 1.0, 1e300) == pytest.approx(42.0)
 
 
-def tiny_predictor(encoding="laspe", decay_length=100.0):
+def tiny_predictor(encoding="laspe", decay_length=100.0, tokens=None):
     config = EncodingConfig(name=encoding, decay_length=decay_length)
     torch.manual_seed(0)
-    model = ModelConfig(width=24, depth=1, heads=2).build(config, 4, 2, (1.0, 1.0))
+    spacing = (1000 / 32, 1000 / 32)
+    model = ModelConfig(width=24, depth=1, heads=2, tokens=tokens).build(config, 4, 2, spacing)
+    for parameter in model.parameters():  # patches begin with a projection to zero
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.3)
     spec = {
         "problem": "gray-scott", "fields": ["U", "V"], "field_units": ["1", "1"], "axes": ["x", "y"],
         "training_extent": [32.0, 32.0], "spacing": [1.0, 1.0], "time_step": 50.0,
@@ -84,8 +88,9 @@ def tiny_predictor(encoding="laspe", decay_length=100.0):
 
 
 @torch.no_grad()
-def test_a_shifted_model_is_wrong_as_published_and_the_same_in_local_coordinates():
-    predictor = tiny_predictor()
+@pytest.mark.parametrize("tokens", [None, {"patch": 2}])
+def test_a_shifted_model_is_wrong_as_published_and_the_same_in_local_coordinates(tokens):
+    predictor = tiny_predictor(tokens=tokens)
     before = {name: value.clone() for name, value in predictor.model.state_dict().items()}
     rows, pictures = models.shift_rows(Trial(predictor, 2, 512), shift=25.0)
     error = {(row.way, row.precision, row.distance): row.value for row in rows}

@@ -111,6 +111,11 @@ class OnPoints(nn.Module):
         super().__init__()
         self.network, self.spacing = network, tuple(spacing)
 
+    def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """The tensors alone: neuraloperator's networks add what built them."""
+        state = super().state_dict(*arguments, **options)
+        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
     def forward(self, features: Tensor, positions: Tensor) -> Tensor:
         """(B, N, in), (N, P) -> (B, N, out)."""
         return apply_on_cells(self.network, features, *grid_of(positions, self.spacing))

@@ -25,25 +25,30 @@ from farfield.studies.precision.rows import StabilityRow
 
 
 class _Arithmetic(nn.Module):
-    """A trained attention layer, computed in one of the two ways."""
+    """A trained attention layer, computed in one of the two ways, with all positions moved by ``shift``."""
 
-    def __init__(self, attention: Attention, way: Way, precision: str, tolerance: float):
+    def __init__(self, attention: Attention, way: Way, precision: str, tolerance: float, shift: float):
         super().__init__()
-        self.attention, self.precision = attention, precision
+        self.attention, self.precision, self.shift = attention, precision, shift
         attend = ATTENTION[way]
         self.attend = attend if way == "published" else functools.partial(attend, tolerance=tolerance)
+        self.encoding = attention.encoding
         self.queries, self.keys_values = attention.queries, attention.keys_values
 
-    def read(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, **options: Any) -> Tensor:
-        y = self.attend(q, k, v, positions, positions, self.attention.encoding, self.precision)
+    def read(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, *_: Any, **options: Any) -> Tensor:
+        where = positions + self.shift
+        y = self.attend(q, k, v, where, where, self.attention.encoding, self.precision)
         return pointwise(self.attention.out, y.to(q.dtype).transpose(1, 2).flatten(-2))
 
 
-def with_arithmetic(model: TransformerOperator, way: Way, precision: str) -> TransformerOperator:
-    """A copy of a model whose attention is computed in this way; the model itself is left as it is."""
+def with_arithmetic(model: TransformerOperator, way: Way, precision: str, shift: float = 0.0) -> TransformerOperator:
+    """A copy of a model whose attention is computed in this way; the model itself is left as it is.
+
+    Positions are moved where attention reads them: those of patches are counted from the domain's corner.
+    """
     changed = copy.deepcopy(model)
     for block in changed.blocks:
-        block.attention = _Arithmetic(block.attention, way, precision, model.tolerance)  # type: ignore[arg-type]
+        block.attention = _Arithmetic(block.attention, way, precision, model.tolerance, shift)  # type: ignore[arg-type]
     return changed
 
 
@@ -109,7 +114,7 @@ class Trial:
         )  # fmt: skip
         now, self.later = (torch.from_numpy(state.reshape(2, -1).T.copy())[None] for state in states[-2:])
         self.now = now
-        self.exact = self._change(_InFloat64(self.model), 0.0)
+        self.exact = self._change(_InFloat64(self.model))
 
     @property
     def model(self) -> TransformerOperator:
@@ -117,12 +122,12 @@ class Trial:
 
     def change(self, way: Way, precision: str, shift: float = 0.0) -> Tensor:
         """The predicted change (N, F) with all positions moved by ``shift`` of the shortest decay lengths."""
-        return self._change(with_arithmetic(self.model, way, precision), shift)
+        return self._change(with_arithmetic(self.model, way, precision, shift * self.shortest))
 
-    def _change(self, model: nn.Module, shift: float) -> Tensor:
+    def _change(self, model: nn.Module) -> Tensor:
         predictor = copy.copy(self.predictor)
         predictor.model = model.eval()
-        step = predictor.on(self.domain.points() + shift * self.unit)
+        step = predictor.on(self.domain.points())
         return (step(self.now).cpu() - self.now)[0]
 
     def error(self, change: Tensor) -> float:
