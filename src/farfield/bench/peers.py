@@ -111,7 +111,7 @@ class OnPoints(nn.Module):
         super().__init__()
         self.network, self.spacing = network, tuple(spacing)
 
-    def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+    def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
         """The tensors alone: neuraloperator's networks add what built them."""
         state = super().state_dict(*arguments, **options)
         return {name: value for name, value in state.items() if isinstance(value, Tensor)}
