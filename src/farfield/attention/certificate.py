@@ -21,8 +21,14 @@ y_j sum to 0, their squares to at most Q^2 lambda / D, lambda the largest eigenv
 and also <= n_J exp(Q max|k_j| / sqrt(D) - w_i Phi_iJ): the smaller is taken. Queries are taken 64 at a time, a
 *subtile*, with the smallest Phi_iJ and log Z, the largest Q and q_i . c among them. Keys that no list names weigh at
 most what (2) says for the worst tile times the sum of n exp(-w Phi) over the branches that the plan dropped. More keys
-only raise Z and V, so both may be those of the keys read so far: a tile reads down its list until the right side of
-(1), by (2), is at most ``tolerance`` V for each of its subtiles and heads. That is all; nothing is sampled.   []
+only raise Z and V, so both may be those of the keys read so far. So a tile could read down its list until the right
+side of (1), by (2), is at most ``tolerance`` V for each of its subtiles and heads: ``Limits.needed``.
+
+(2) must allow for queries that point straight at a key. Most do not, so a tile first reads what an estimate calls
+enough (``likely``, below). Then it *sounds* the rest: up to where (2) leaves 0.4 of the tolerance (``far``), sum_D e_j
+is added up key by key from their logits, rounded upwards, and (1) is evaluated with the query's own |o| in the place of
+V. A pair costs half as much to sound as to read, and nothing in the backward pass. Where that is not enough either,
+the tile reads on. Either way the right side of (1) is at most ``tolerance`` V in the end; nothing is sampled.   []
 
 *Gradients* follow: the weights p change by |p - p'|_1 <= 2 sum_D e_j / Z <= tolerance, so with an output gradient g_i
 the gradient of q_i is off by at most 3 tolerance |g_i| max|v| max|k| / sqrt(D), those of all v_j together by at most
@@ -32,8 +38,8 @@ their exp(-Phi): they are tested, not bounded.
 Rounding is no part of the bound: where float32 could spoil it (large logits, small tolerances) attention computes in
 float64, see :mod:`farfield.attention.functional`.
 
-With ``certify=False`` (2) is replaced by what a tile weighs if its logits are normally distributed,
-n_J exp(q . c / sqrt(D) + |q|^2 tr S / (2 n D^2) - w Phi_iJ): about right on average, no bound, and a few keys fewer.
+The estimate is what a tile weighs if its logits are normally distributed, n_J exp(q . c / sqrt(D) + |q|^2 tr S /
+(2 n D^2) - w Phi_iJ): about right on average, no bound. With ``certify=False`` it has the last word.
 """
 
 from __future__ import annotations
@@ -52,7 +58,11 @@ from farfield.attention.tiles import Tiles
 # Numbers in one table of subtiles x key tiles x heads.
 _AT_A_TIME = 1 << 18
 # Rounding of the sums themselves.
-_SAFETY = 1.01
+SAFETY = 1.01
+# What may be left to the bound where keys nearer than that are summed up one by one, as a share of the tolerance.
+FAR = 0.4
+# How much of V the output may still grow by, once most of the mass has been read.
+_GROWTH = 0.05
 # Keys are summed up so many at a time.
 _ROWS = 1 << 17
 
@@ -63,7 +73,8 @@ class KeySummary:
 
     centroid: Tensor  # (T, G, D)
     radius: Tensor
-    spread: Tensor  # lambda, or the mean of |k - c|^2 where only an estimate is asked for
+    spread: Tensor  # lambda
+    square: Tensor  # the mean of |k - c|^2, for the estimate
     longest: Tensor
     value: Tensor  # largest |v|
 
@@ -78,7 +89,7 @@ class QuerySummary:
     weight: Tensor | None  # smallest w
 
 
-def summarise_keys(k: Tensor, v: Tensor, keys: Tiles, certify: bool) -> KeySummary:
+def summarise_keys(k: Tensor, v: Tensor, keys: Tiles, certify: bool = True) -> KeySummary:
     """From sorted k (N, G, D) and v (N, G, *), whatever their further channels."""
     parts = []
     tiles_at_a_time = max(1, _ROWS // keys.size)
@@ -91,24 +102,23 @@ def summarise_keys(k: Tensor, v: Tensor, keys: Tiles, certify: bool) -> KeySumma
 
 def _summarise(k: Tensor, v: Tensor, count: Tensor, certify: bool) -> tuple[Tensor, ...]:
     """Of tiles (T, n, G, D) whose rows beyond ``count`` are zero."""
-    k = torch.nan_to_num(k, 0.0, 0.0, 0.0)  # a diverged prediction goes on; no list is long enough for it
-    number = count[:, None, None].to(k)
-    centroid = k.sum(1) / number
-    there = torch.arange(k.shape[1], device=k.device) < count[:, None]
-    apart = torch.where(there[..., None, None], k - centroid[:, None], torch.zeros((), dtype=k.dtype, device=k.device))
-    square = apart.square().sum(-1)
+    number = count[:, None].to(k)
+    centroid = k.sum(1) / number[..., None]
+    apart = k - centroid[:, None]
+    if bool((count < k.shape[1]).any()):
+        apart = apart * (torch.arange(k.shape[1], device=k.device) < count[:, None])[..., None, None]
+    distance = torch.linalg.vector_norm(apart, dim=-1)
+    trace = distance.square().sum(1)
+    spread = trace
     if certify:
-        x = apart.permute(0, 2, 1, 3)
+        x = apart.transpose(1, 2).contiguous()
         gram = x @ x.mT if x.shape[2] <= x.shape[3] else x.mT @ x
-        scale = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=torch.finfo(k.dtype).tiny)
-        gram = gram / scale[..., None, None]  # powers of the trace's own size neither over- nor underflow
-        square_of_it = gram @ gram
-        spread = scale * (square_of_it @ square_of_it).square().sum((-1, -2)).pow(0.125)
-    else:
-        spread = square.sum(1) / number[..., 0]
-    longest = k.square().sum(-1).amax(1).sqrt()
-    value = torch.nan_to_num(v, 0.0, 0.0, 0.0).square().sum(-1).amax(1).sqrt()
-    return centroid, square.amax(1).sqrt(), spread, longest, value
+        gram = gram / trace.clamp(min=torch.finfo(k.dtype).tiny)[..., None, None]  # its powers do not overflow
+        square = gram @ gram
+        spread = trace * torch.linalg.vector_norm(square @ square, dim=(-1, -2)).pow(0.25)
+    longest, value = (torch.linalg.vector_norm(t, dim=-1).amax(1) for t in (k, v))
+    found = (centroid, distance.amax(1), spread, trace / number, longest, value)
+    return tuple(torch.nan_to_num(t, 0.0, 0.0, 0.0) for t in found)  # of a diverged prediction; it goes on
 
 
 def summarise_queries(q: Tensor, weight: Tensor | None, subtiles: Tiles) -> QuerySummary:
@@ -122,8 +132,8 @@ def summarise_queries(q: Tensor, weight: Tensor | None, subtiles: Tiles) -> Quer
         count = start.diff().to(q.device)
         there = (torch.arange(part.shape[1], device=q.device) < count[:, None])[..., None]
         middle = part.sum(1) / count[:, None, None].to(part)
-        apart = (part - middle[:, None]).square().sum(-1).masked_fill(~there, 0.0)
-        parts.append((middle, apart.amax(1).sqrt(), part.square().sum(-1).amax(1).sqrt()))
+        apart = torch.linalg.vector_norm(part - middle[:, None], dim=-1).masked_fill(~there, 0.0)
+        parts.append((middle, apart.amax(1), torch.linalg.vector_norm(part, dim=-1).amax(1)))
     smallest = None if weight is None else lowest_of(weight[..., 0], subtiles)
     middle, radius, longest = (torch.cat(columns) for columns in zip(*parts, strict=True))
     return QuerySummary(middle, radius, longest, smallest)
@@ -156,6 +166,17 @@ def _log_curve(most: Tensor) -> Tensor:
 
 
 @dataclass
+class Limits:
+    """How many key tiles each tile (Tq,) should and must read."""
+
+    likely: Tensor  # as many as the estimate says
+    needed: Tensor  # as many as the bound says: certain
+    far: Tensor  # what lies beyond holds at most ``FAR`` of what the tolerance allows, while |o| is at most ``size``
+    size: Tensor  # (S, G)
+    short: float  # by how much (in Phi) the lists end too early, 0 if they suffice
+
+
+@dataclass
 class Certificate:
     """Tells from the mass that tiles have read how far down their lists they must go; see the module's text."""
 
@@ -181,13 +202,22 @@ class Certificate:
         self.widest, self.aside = self.keys.radius.amax(0), self.keys.centroid.norm(dim=-1).amax(0)
         self.density = (self.keys.spread / self.points[:, None]).amax(0)  # largest lambda / n
 
-    @torch.no_grad()
     def needed(self, lse: Tensor, counts: Tensor) -> tuple[Tensor, float]:
         """How many key tiles each tile must read (Tq,), given log Z (S, G) of its subtiles over the first ``counts``.
 
         The second number says by how much (in Phi) the lists are too short, 0 if they suffice.
         """
-        lengths, needed, short = self.reach.lengths(), counts.clone(), 0.0
+        limits = self.limits(lse, counts)
+        return limits.needed if self.certify else limits.likely, limits.short
+
+    @torch.no_grad()
+    def limits(self, lse: Tensor, counts: Tensor, size: Tensor | None = None) -> Limits:
+        """Likely and certain ends of what tiles read, given log Z (S, G) of their subtiles over the first ``counts``.
+
+        ``size`` (S, G) is the largest |o| of each subtile's queries; V if not given.
+        """
+        lengths, short = self.reach.lengths(), 0.0
+        ends, sizes = counts.repeat(3, 1), torch.empty_like(lse)
         groups = self.longest.shape[0]
         tile = 0
         while tile < len(counts):
@@ -198,73 +228,95 @@ class Certificate:
                 if stop > tile and subtiles * width * groups > _AT_A_TIME:
                     break
                 stop += 1
-            some, missing = self._needed(tile, stop, lse, counts[tile:stop])
-            needed[tile:stop], short = torch.maximum(counts[tile:stop], some), max(short, missing)
+            some, missing = self._limits(tile, stop, lse, counts[tile:stop], size, sizes)
+            ends[:, tile:stop], short = torch.maximum(counts[tile:stop], some), max(short, missing)
             tile = stop
-        return needed, short
+        likely, needed, far = ends
+        return Limits(likely, needed, far, sizes, short)
 
-    def _needed(self, tile: int, stop: int, lse: Tensor, counts: Tensor) -> tuple[Tensor, float]:
-        reach, device, root = self.reach, lse.device, math.sqrt(self.head_dim)
+    def values(self, keys: Tensor, read: Tensor) -> Tensor:
+        """V (..., G): the largest |v| of key tiles (..., T) that are ``read``, or tolerance times the largest."""
+        scale = torch.where(read[..., None], self.keys.value[keys], 0.0).amax(-2)
+        scale = torch.maximum(scale, self.plan.tolerance * self.largest)
+        return torch.where(scale > 0, scale, 1.0)
+
+    def _limits(
+        self, tile: int, stop: int, lse: Tensor, counts: Tensor, size: Tensor | None, sizes: Tensor
+    ) -> tuple[Tensor, float]:
+        reach, device = self.reach, lse.device
         start, lengths = reach.start[tile:stop], reach.lengths()[tile:stop]
         width = int(lengths.max())
         rank = torch.arange(width)
         listed = rank < lengths[:, None]
         entry = (start[:, None] + rank).clamp(max=len(reach.key_tile) - 1)
         keys = torch.where(listed, reach.key_tile[entry].long(), 0).to(device)  # (I, T)
-        read = (rank < counts[:, None]).to(device)
         s = slice(int(self.first[tile]), int(self.first[stop]))
         owner = torch.repeat_interleave(torch.arange(stop - tile), self.first[tile : stop + 1].diff()).to(device)
+        listed = listed.to(device)[owner][..., None]
 
-        value = self.keys.value[keys]  # (I, T, G)
-        scale = torch.where(read[..., None], value, 0.0).amax(1)
-        scale = torch.maximum(scale, self.plan.tolerance * self.largest)
-        scale = torch.where(scale > 0, scale, 1.0)
-        share = (0.5 + 0.5 * value / scale[:, None])[owner]  # (S, T, G): (|v_j| + V) / 2 V
-
+        scale = self.values(keys, (rank < counts[:, None]).to(device))[owner]  # (S, G)
+        share = self.keys.value[keys][owner] / scale[:, None]  # |v_j| / V
+        of_output = torch.ones_like(scale) if size is None else (size[s] / scale + _GROWTH).clamp(max=1.0)  # |o| / V
+        sizes[s] = scale * of_output
         weight = None if self.queries.weight is None else self.queries.weight[s]
-        mass = self._logits(s, keys, owner, root) - self._potentials(s, keys, owner, weight) - lse[s, None].double()
-        mass = torch.where(listed.to(device)[owner][..., None], mass.exp() * share, 0.0)
-        tail = mass.flip(1).cumsum(1).flip(1)  # what is left out if the list ends before this entry
+        bound, estimate = self._logits(s, keys, owner)
+        distance = self._potentials(s, keys, owner, weight) + lse[s, None].double()
+        ends, allowed = [], self.plan.tolerance / SAFETY
 
-        longest = self.queries.longest[s]
-        most = longest * self.longest / root
-        if self.certify and self.elsewhere is None:  # (2) with the worst centroid, radius and spread of all
-            spread = _log_curve(longest * self.widest / root) + 2 * longest.log() + self.density.log()
-            aside = longest * self.aside / root
-            most = torch.minimum(
-                most, aside + torch.logaddexp(torch.zeros_like(spread), spread - math.log(self.head_dim))
-            )
-        most = most.double()
-        if not self.certify:
-            mean = (self.keys.spread * self.points[:, None]).sum(0) / self.points.sum()
-            most = 0.5 * self.queries.longest[s].square().double() * mean / self.head_dim**2
-        log_unlisted = self._unlisted(tile, stop, owner, weight)
-        outside = torch.exp(most + log_unlisted - lse[s].double())
-        outside = outside * (0.5 + 0.5 * (self.largest / scale)[owner])
-        allowed = self.plan.tolerance / 2 / _SAFETY
-        missing = torch.log(outside / (allowed / 4)).amax() if outside.numel() else torch.zeros(())
-        enough = tail + outside[:, None] <= allowed
-        enough |= ~listed.to(device)[owner][..., None]
-        needed = torch.where(enough.all(-1), 0, rank.to(device) + 1).amax(1)  # (S,)
-        out = torch.zeros(stop - tile, dtype=torch.int64, device=device).scatter_reduce_(0, owner, needed, "amax")
-        return out.cpu().clamp(max=lengths), max(0.0, float(torch.nan_to_num(missing, 0.0)))
+        def end(mass: Tensor, outside: Tensor, allowed: float) -> None:
+            mass = torch.where(listed, mass, 0.0)
+            tail = mass.flip(1).cumsum(1).flip(1)  # what is left out if the list ends before this entry
+            enough = (tail + outside[:, None] <= allowed) | ~listed
+            needed = torch.where(enough.all(-1), 0, rank.to(device) + 1).amax(1)  # (S,)
+            out = torch.zeros(stop - tile, dtype=torch.int64, device=device)
+            ends.append(out.scatter_reduce_(0, owner, needed, "amax").cpu().minimum(lengths))
 
-    def _logits(self, s: slice, keys: Tensor, owner: Tensor, root: float) -> Tensor:
-        """log of the sum over each tile's keys of exp(q . k / sqrt(D)): a bound, or an estimate. (S, T, G)."""
-        centroid = self.keys.centroid[keys].transpose(1, 2)  # (I, G, T, D)
-        middle = self.queries.middle[s]
-        along = torch.einsum("sgd,sgtd->stg", middle, centroid[owner]) / root
+        unlisted = self._unlisted(tile, stop, owner, weight) - lse[s].double()
+        likely, certain = self._worst(s)
+        end((estimate - distance).exp() * (share + of_output[:, None]), torch.exp(likely + unlisted), allowed)
+        if self.certify:
+            mass, outside = (bound - distance).exp(), torch.exp(certain + unlisted) * (1 + self.largest / scale)
+            end(mass * (share + 1), outside, allowed)
+            end(mass * (share + of_output[:, None]), outside, FAR * allowed)
+        else:
+            outside = torch.exp(likely + unlisted) * (1 + self.largest / scale)
+            ends += 2 * ends
+        missing = torch.log(outside / (FAR / 2 * allowed)).amax() if outside.numel() else torch.zeros(())
+        return torch.stack(ends), max(0.0, float(torch.nan_to_num(missing, 0.0)))
+
+    def _logits(self, s: slice, keys: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+        """log of the sum over each tile's keys of exp(q . k / sqrt(D)), (S, T, G): the bound (2), and an estimate."""
+        root = math.sqrt(self.head_dim)
+        middles = self.queries.middle[s].split(torch.bincount(owner, minlength=len(keys)).tolist())
+        along = torch.cat([  # tile by tile, since the centroids of all in one table would not fit any cache
+            torch.einsum("sgd,tgd->stg", middle, self.keys.centroid[listed])
+            for middle, listed in zip(middles, keys, strict=True)
+        ]) / root  # fmt: skip
         number = self.points[keys][owner][..., None].log()
         longest = self.queries.longest[s][:, None]  # (S, 1, G)
+        variance = longest.square() * self.keys.square[keys][owner] / self.head_dim**2
+        estimate = (along + number + variance / 2).double()
         if not self.certify:
-            variance = longest.square() * self.keys.spread[keys][owner] / self.head_dim**2
-            return (along + number + variance / 2).double()
+            return estimate, estimate
         aside = self.queries.radius[s][:, None] * self.keys.centroid.norm(dim=-1)[keys][owner] / root
         curve = _log_curve(longest * self.keys.radius[keys][owner] / root)
         second = curve + 2 * longest.log() + self.keys.spread[keys][owner].log() - math.log(self.head_dim)
         by_moments = along + aside + torch.logaddexp(number.expand_as(second), second)
         by_length = number + longest * self.keys.longest[keys][owner] / root
-        return torch.minimum(by_moments, by_length).double()
+        return torch.minimum(by_moments, by_length).double(), estimate
+
+    def _worst(self, s: slice) -> tuple[Tensor, Tensor]:
+        """log of what exp(q . k / sqrt(D)) is at most on average over any tile, (S, G): an estimate, and a bound."""
+        root, longest = math.sqrt(self.head_dim), self.queries.longest[s]
+        mean = (self.keys.square * self.points[:, None]).sum(0) / self.points.sum()
+        likely = 0.5 * longest.square().double() * mean / self.head_dim**2
+        if self.elsewhere is not None:  # of keys that others hold only the length is known
+            return likely, (longest * self.longest / root).double()
+        spread = _log_curve(longest * self.widest / root) + 2 * longest.log() + self.density.log()
+        by_moments = longest * self.aside / root + torch.logaddexp(
+            torch.zeros_like(spread), spread - math.log(self.head_dim)
+        )
+        return likely, torch.minimum(by_moments, longest * self.longest / root).double()
 
     def _potentials(self, s: slice, keys: Tensor, owner: Tensor, weight: Tensor | None) -> Tensor:
         """w Phi from below, between subtiles and the boxes of their tiles' keys: (S, T, G) or (S, T, 1), float64."""

@@ -7,19 +7,21 @@ import math
 import torch
 from torch import Tensor
 
-from farfield.attention.cloud import Cloud, rising_reach
+from farfield.attention.cloud import Cloud, box_potential, rising_reach
 from farfield.attention.dense import AllPairs, channel_error
 from farfield.attention.encoding import Encoding
 from farfield.attention.locality import LAAPE
-from farfield.attention.plan import AttentionPlan, plan_cloud, typical_reach
+from farfield.attention.plan import FINEST, AttentionPlan, plan_cloud, typical_reach
 
 BACKENDS = ("auto", "reference", "dense", "tiled", "flex")
 # Costs in pairs of one head, measured (``benchmarks/break_even.py``): a tiled call besides its pairs, each point of its
 # plan and of each head, and a pair beside a dense one.
-_PER_CALL = 2_700_000
+_PER_CALL = 2_000_000
 _PER_POINT = 300
-_PER_POINT_AND_HEAD = 200
+_PER_POINT_AND_HEAD = 350
 _PER_PAIR = 1.2
+# Queries per tile in clouds for which the choice is close.
+_USUAL_TILE = 256
 
 
 def choose(
@@ -67,11 +69,23 @@ def choose(
 
 @torch.no_grad()
 def _share_in_reach(cloud: Cloud, encoding: Encoding, tolerance: float) -> float:
-    """The share of pairs that count in layers with ordinary logits, from some queries and keys."""
+    """The share of pairs that tiles read in layers with ordinary logits, from some queries and keys.
+
+    A tile reads what any of its queries needs, and whole tiles of keys: displacements count from box to box, with boxes
+    as wide as those of an even cloud.
+    """
     queries, keys = (p.detach() if p.ndim == 2 else p[0].detach() for p in (cloud.query_positions, cloud.key_positions))
-    some_q, some_k = (p[torch.linspace(0, len(p) - 1, min(len(p), n)).long()] for p, n in ((queries, 24), (keys, 768)))
-    penalty = encoding.penalty((some_q[:, None] - some_k[None]).double())
-    excess = penalty - encoding.floor(cloud.space_dim).to(penalty)
+    some_q, some_k = (
+        encoding.coordinates(p[torch.linspace(0, len(p) - 1, min(len(p), n)).long()]).double()
+        for p, n in ((queries, 24), (keys, 768))
+    )
+    wide = sum(
+        (p.amax(0) - p.amin(0)) * min(1.0, size / n) ** (1 / cloud.space_dim)
+        for p, n, size in ((some_q, len(queries), _USUAL_TILE), (some_k, len(keys), FINEST))
+    )
+    delta = some_q[:, None] - some_k[None]
+    smallest = box_potential(encoding, delta - wide / 2, delta + wide / 2)
+    excess = smallest - encoding.floor(cloud.space_dim).to(smallest)
     return float((excess <= typical_reach(tolerance)).double().mean())
 
 

@@ -180,8 +180,8 @@ def _images(
     q_low, q_high = boxes.amin(0), boxes.amax(0)
     found, moved, lost = [], [], 0.0
     for steps in itertools.product(*ranges):
-        offset = torch.tensor([n * length if n else 0.0 for n, length in zip(steps, period.tolist(), strict=True)])
-        offset = offset.double()
+        moves = [n * length if n else 0.0 for n, length in zip(steps, period.tolist(), strict=True)]
+        offset = torch.tensor(moves, dtype=torch.float64)
         where = encoding.coordinates(keys + offset)
         above = torch.full((len(keys),), torch.inf, dtype=torch.float64)
         weight = torch.zeros(len(keys), dtype=torch.float64)

@@ -50,7 +50,11 @@ def reference(problem: Problem, plan: AllPairs) -> Tensor:
 
 def dense(problem: Problem, plan: AllPairs) -> Tensor:
     """The same through extra channels of q and k: no matrix of logits is ever stored."""
+    if _has_tangents(problem):  # the fused kernel has no forward mode
+        return reference(problem, plan)
     out = _cloud_by_cloud(problem, _through_channels)
+    if out.requires_grad and not torch.compiler.is_compiling():
+        out.register_hook(_refuse_second_derivatives)
     far = _far_queries(problem, plan)
     if far is None:
         return out
@@ -58,6 +62,20 @@ def dense(problem: Problem, plan: AllPairs) -> Tensor:
     for some in far.split(rows):  # there channels round the logits away: the formula itself, for these alone
         out = out.index_copy(2, some, _cloud_by_cloud(problem, lambda part: _formula(*part), some))
     return out
+
+
+def _has_tangents(problem: Problem) -> bool:
+    if torch.compiler.is_compiling():
+        return False
+    given = (problem.q, problem.k, problem.v, problem.query_positions, problem.key_positions)
+    return any(torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in given)
+
+
+def _refuse_second_derivatives(_: Tensor) -> None:
+    if torch.is_grad_enabled():  # a graph of the backward pass was asked for
+        raise NotImplementedError(
+            "the dense backend has no second derivatives: take backend='reference', which has them"
+        )
 
 
 def penalty_matrix(query_positions: Tensor, key_positions: Tensor, encoding: Encoding, weight: Tensor | None) -> Tensor:

@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention, noop_mask
 
 from farfield.attention.certificate import Certificate, lowest_of, summarise_keys, summarise_queries
 from farfield.attention.dense import penalty_matrix
 from farfield.attention.plan import FLEX_BLOCK, AttentionPlan, Reach
 from farfield.attention.problem import Problem
+from farfield.attention.tiles import Tiles
 
 _log = logging.getLogger(__name__)
 # What the first run reads, in Phi beyond the best key: enough for most layers, since a second run repeats the first.
@@ -55,28 +56,39 @@ def flex(problem: Problem, plan: AttentionPlan, dtype: torch.dtype, compiled: bo
         summarise_keys(k.detach().transpose(0, 1), v.detach().transpose(0, 1), plan.keys, problem.certify),
     )  # fmt: skip
     q, k, v = (t.unflatten(0, (-1, heads)).to(dtype) for t in (q, k, v))
-    score_mod = _bias(problem, where_q, where_k, None if weight is None else weight[..., 0].unflatten(0, (-1, heads)))
     counts = [reach.counts(_FIRST).clamp(min=1) for reach in plan.reaches]
     aux = AuxRequest(lse=True)
     if compiled and device.type == "cpu":  # torch's kernel for CPU keeps its log-sum-exp to itself
         aux, lse = AuxRequest(), _mass_nearby(problem, plan, q, k, where_q, where_k)
+    (at_q, real_q), (at_k, real_k) = (_filled_up(tiles, device) for tiles in (plan.queries, plan.keys))
+    q, k, v = q[:, :, at_q], k[:, :, at_k], v[:, :, at_k]
+    factor = None if weight is None else weight[:, at_q, 0].unflatten(0, (-1, heads))
+    score_mod = _bias(problem, where_q[at_q], where_k[at_k], factor)
     while True:
         if not aux.lse:
             counts, short = _needed(problem, plan, lse, counts, summaries)
-        mask = _block_mask(plan, heads, counts, device)
+        mask = _block_mask(plan, heads, counts, device, _own_cloud(plan, real_k))
         run: Any = _compiled() if compiled else flex_attention
         out, found = run(q, k, v, score_mod=score_mod, block_mask=mask, scale=1 / sqrt(q.shape[-1]), return_aux=aux)
         needed = counts
         if aux.lse:
-            needed, short = _needed(problem, plan, found.lse.detach(), counts, summaries)
+            needed, short = _needed(problem, plan, found.lse.detach()[:, :, real_q], counts, summaries)
         if short > 0:
             limit = max(float(reach.limit.max()) for reach in plan.reaches) + short + 1.0
             return flex(problem, plan.wider(limit, problem.encoding), dtype, compiled)
         if all(bool((a <= b).all()) for a, b in zip(needed, counts, strict=True)):
             back = torch.empty_like(order)
             back[order] = torch.arange(len(order), device=device)
-            return problem.by_batch(out.to(problem.q.dtype).flatten(0, 1)[:, back].transpose(0, 1))
+            out = out.to(problem.q.dtype)[:, :, real_q].flatten(0, 1)
+            return problem.by_batch(out[:, back].transpose(0, 1))
         counts = needed
+
+
+def _filled_up(tiles: Tiles, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The slot of each place in blocks that are all full, and which places are real; others repeat a tile's last."""
+    place, count = torch.arange(FLEX_BLOCK), tiles.count()[:, None]
+    slots = tiles.start[:-1, None] + place.minimum(count - 1)
+    return slots.flatten().to(device), (place < count).flatten().to(device)
 
 
 @torch.no_grad()
@@ -128,6 +140,15 @@ def _compiled() -> Callable[..., tuple]:
     return torch.compile(flex_attention, dynamic=False)
 
 
+def _own_cloud(plan: AttentionPlan, real: Tensor) -> Callable[..., Tensor] | None:
+    """The function that lets queries read real keys of their own cloud only, None where there are no others."""
+    clouds = [tiles.cloud.repeat_interleave(FLEX_BLOCK).to(real.device) for tiles in (plan.queries, plan.keys)]
+    if bool(real.all()) and int(clouds[0].max()) == 0:
+        return None
+    of_query, of_key = clouds[0], torch.where(real, clouds[1], -1)
+    return lambda b, h, i, j: of_query[i] == of_key[j]
+
+
 def _bias(problem: Problem, where_q: Tensor, where_k: Tensor, weight: Tensor | None) -> Callable[..., Tensor]:
     """The function that subtracts weight * Phi from a score, with everything it needs in tables."""
     encoding, heads, space_dim = problem.encoding, problem.q.shape[1], where_q.shape[-1]
@@ -166,22 +187,21 @@ def _axes(lengths: torch.nn.Module) -> int:
     return 1 if maximum.ndim == 0 else maximum.shape[-1]
 
 
-def _block_mask(plan: AttentionPlan, heads: int, counts: list[Tensor], device: torch.device) -> BlockMask:
+def _block_mask(
+    plan: AttentionPlan,
+    heads: int,
+    counts: list[Tensor],
+    device: torch.device,
+    mask_mod: Callable[..., Tensor] | None = None,
+) -> BlockMask:
     """The plan's lists, for every head, as key blocks of each query block and (for gradients) the reverse."""
-    if plan.cloud.lengths is not None or not plan.cloud.one_for_all:
-        full = plan.queries.count(), plan.keys.count()
-        if any(bool((c[:-1] != FLEX_BLOCK).any()) for c in full):
-            raise ValueError(
-                f"backend='flex' takes several clouds only if each but the last holds a multiple of {FLEX_BLOCK} "
-                "points, since its blocks hold so many: use backend='tiled'"
-            )
     blocks_q, blocks_k = len(plan.queries), len(plan.keys)
     rows = [_lists(reach, count) for reach, count in zip(plan.reaches, counts, strict=True)]
     columns = [(key, query) for query, key in rows]
     forward = _table(plan, rows, heads, blocks_q, blocks_k, device)
     backward = _table(plan, columns, heads, blocks_k, blocks_q, device)
     return BlockMask(
-        seq_lengths=(len(plan.queries.order), len(plan.keys.order)),
+        seq_lengths=(FLEX_BLOCK * blocks_q, FLEX_BLOCK * blocks_k),
         kv_num_blocks=forward[0],
         kv_indices=forward[1],
         full_kv_num_blocks=None,
@@ -191,6 +211,7 @@ def _block_mask(plan: AttentionPlan, heads: int, counts: list[Tensor], device: t
         full_q_num_blocks=None,
         full_q_indices=None,
         BLOCK_SIZE=(FLEX_BLOCK, FLEX_BLOCK),
+        mask_mod=mask_mod or noop_mask,
     )
 
 

@@ -17,6 +17,7 @@ from farfield.attention.dense import AllPairs, dense, image_reach, reference
 from farfield.attention.encoding import Encoding
 from farfield.attention.flex import flex
 from farfield.attention.group import Group
+from farfield.attention.nested import pack_nested
 from farfield.attention.plan import AttentionPlan, plan_cloud
 from farfield.attention.problem import Problem
 from farfield.attention.reachable import out_of_reach
@@ -49,7 +50,8 @@ def local_attention(
     """Attention whose weights are softmax(q^T R(delta)^T k / sqrt(D) - Phi(delta)), delta = query - key position.
 
     Args:
-        q: queries (B, H, Nq, D), not rotated: ``encoding`` rotates q and k here.
+        q: queries (B, H, Nq, D), not rotated: ``encoding`` rotates q and k here. Nested tensors hold clouds of
+            different sizes; k, v and the positions are then nested too, and so is the result.
         k, v: keys (B, H, Nk, D) and values (B, H, Nk, Dv).
         query_positions: (Nq, P), or (B, Nq, P) where each batch entry has its own points.
         key_positions: likewise for the keys; None for self-attention.
@@ -76,9 +78,14 @@ def local_attention(
     Returns (B, H, Nq, Dv) in the dtype of q. Half-precision inputs are computed in float32, and in float64 where logits
     are so large, or the tolerance so small, that float32 could not keep it: the bias and the rotation are never rounded
     to less. Positions are taken in float64 relative to the middle of the domain, or of a tile, so a common shift of all
-    positions changes nothing. Gradients reach q, k, v, the encoding's parameters and the positions; second derivatives
-    and forward mode are there with backend="reference" only.
+    positions changes nothing. Gradients reach q, k, v, the encoding's parameters and the positions. Forward mode is
+    there with the backends "reference" and "dense", second derivatives with "reference"; elsewhere they are refused.
     """
+    if q.is_nested:
+        options: dict[str, Any] = {"period": period, "key_mask": key_mask, "lengths": lengths, "plan": plan}
+        options |= {"key_lengths": key_lengths, "encoding": encoding, "backend": backend, "tolerance": tolerance}
+        options |= {"empty": empty, "certify": certify}
+        return pack_nested(local_attention, q, k, v, query_positions, key_positions, options)
     _check_options(backend, tolerance, empty)
     looking = not torch.compiler.is_compiling() and plan is None
     options = {"period": period, "key_mask": key_mask, "lengths": lengths, "key_lengths": key_lengths}

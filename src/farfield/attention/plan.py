@@ -28,10 +28,10 @@ from farfield.attention.tiles import Tiles, Tree, build_tiles
 # Points per tile: queries take the coarsest that pays (see _best_size), keys the finest. What a pair costs with each,
 # relative to dense attention, was measured: fused kernels work on blocks of 256 queries if they get 768 or more, and
 # the keys of a tile are gathered once for all of its queries.
-_QUERY_COST = {1024: 1.2, 256: 1.65, 64: 2.6}
-_FINEST = 64
+_QUERY_COST = {1024: 1.1, 256: 1.3, 64: 1.9}
+FINEST = 64
 # Work that each tile costs whatever its size, in pairs.
-_PER_TILE = 100_000
+_PER_TILE = 15_000
 # So much further than the tolerance alone asks do layers read (in Phi) whose queries and keys have entries of size one:
 # what the bound on their logits costs.
 _TYPICAL_LOGITS = 5.0
@@ -104,7 +104,7 @@ class AttentionPlan(OfOneCloud):
 
     def cost(self, groups: int) -> float:
         """What attention of so many heads is expected to cost, in pairs of one head."""
-        per_pair = _QUERY_COST.get(self.queries.size, 1.65)
+        per_pair = _QUERY_COST.get(self.queries.size, 1.3)
         return groups * per_pair * self.pairs() + _PER_TILE * len(self.queries) * len(self.reaches)
 
     def keys_per_query(self) -> float:
@@ -173,7 +173,7 @@ def plan_cloud(
     if backend == "flex":
         query_tile, key_tile = query_tile or FLEX_BLOCK, key_tile or FLEX_BLOCK
     sizes = tuple(_QUERY_COST) if query_tile is None else (query_tile,)
-    plan = _planned(cloud, encoding, tolerance, sizes, key_tile or _FINEST, typical_reach(tolerance) + reserve)
+    plan = _planned(cloud, encoding, tolerance, sizes, key_tile or FINEST, typical_reach(tolerance) + reserve)
     plan.backend = backend
     return plan
 
@@ -200,7 +200,7 @@ def _planned(
         used = torch.repeat_interleave(torch.tensor(cloud.query_counts()) > 0, torch.tensor(seen.counts))
         seen = SeenKeys(seen.index[used], None if seen.shift is None else seen.shift[used], key_counts, seen.missing)
         where_k = where_k[used]
-    finest = _FINEST if sizes[-1] % _FINEST == 0 else sizes[-1]
+    finest = FINEST if sizes[-1] % FINEST == 0 else sizes[-1]
     tilings, tree = build_tiles(where_q, tuple(dict.fromkeys((*sizes, finest))), metric, clouds)
     keys = tilings[-1]
     if not (cloud.own and cloud.period is None and key_tile == finest and len(flat_k) == len(flat_q)):

@@ -3,9 +3,10 @@
 For every query tile, key tiles from the plan's list are gathered and the fused kernel runs on them, with the bias
 channels taken relative to the tile's own centre. So nothing grows with the distance from any origin: LASPE's channels
 stay small (no cancellation), LAAPE's stay finite (no overflow), however large the domain. A first round reads the keys
-that matter anyhow; the mass that it finds tells, by the certificate, how many more are needed, and further rounds read
-just these and join the results. Time and memory grow with the number of points times the number of keys in reach; in
-training the gathered keys are formed again in the backward pass instead of being kept.
+that matter anyhow; the mass that it finds tells how many more are likely to be needed, and a second round reads these
+and joins the results. Of what is left the certificate tells that it does not matter, or how much must still be read.
+Small tiles go through the kernel together. Time and memory grow with the number of points times the number of keys in
+reach; in training the gathered keys are formed again in the backward pass instead of being kept.
 
 Where points are so sparse that one tile is tens of decay lengths wide, or queries so far from all keys that Phi drowns
 the logits, the bias is formed pair by pair, in float64, from each query's best key on.
@@ -23,17 +24,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farfield.attention.certificate import Certificate, lowest_of, summarise_keys, summarise_queries
+from farfield.attention.certificate import FAR, SAFETY, Certificate, lowest_of, summarise_keys, summarise_queries
 from farfield.attention.dense import penalty_matrix
 from farfield.attention.encoding import Encoding
-from farfield.attention.kernel import attend, attend_backward, join, logit_gradient, padded_width
+from farfield.attention.kernel import (
+    attend,
+    attend_backward,
+    join,
+    logit_gradient,
+    mass_from_above,
+    mass_units,
+    padded_width,
+)
 from farfield.attention.plan import AttentionPlan, Reach
 from farfield.attention.problem import Problem
 
-# What the first round reads, in Phi beyond the best key: most of the mass. Further rounds go at most so much further at
-# a time, twice as far each time: what they find may spare the rest.
-_FIRST = 6.0
-_STEP = 10.0
+# What the first round reads, in Phi beyond the best key: most of the mass.
+_FIRST = 4.0
+# What adding up a pair's mass costs beside reading it.
+_SOUNDING = 0.6
+# Pairs that small tiles read in one call of the kernel, and by how much their numbers of keys may differ there.
+_TOGETHER = 1 << 20
+_ALIKE = 1.25
+# Sounding must spare so many pairs: it is done tile by tile.
+_WORTH_SOUNDING = 300_000
+# The logit of a key that only fills up a table.
+_NEVER = -1e9
+# Query rows and key tiles whose masses are added up at a time: the table stays in the processor's cache.
+_ROWS = 256
+_TILES = 16
 # Nor may a tile with its keys be wider than the channels can serve; the keys need the rest of the range.
 _TILE_SHARE = 0.5
 
@@ -78,7 +97,7 @@ def _attend(problem: Problem, plan: AttentionPlan, number: int, heads: list[int]
     extra = loop.query_channels(where_q, q.dtype)
     if weight is not None:
         extra = extra * weight
-    width = padded_width(q.shape[-1] + extra.shape[-1], v.shape[-1])
+    width = padded_width(q.shape[-1] + extra.shape[-1] + 1, v.shape[-1])  # one for the sounding, see _Loop._sound
     wide = (_widened([q, extra], width), _widened([k], width), _widened([v], width))
     elsewhere = None if plan.elsewhere is None else plan.elsewhere[:, :, heads].flatten(1)
     loop.certificate = Certificate(
@@ -200,11 +219,17 @@ class _Loop:
         """The keys, with their bias channels written in, and the values at some slots; valid until the next call."""
         if self._room is None or self._room.shape[1] < len(slots):
             self._room = k.new_empty((2, len(slots) * 5 // 4, *k.shape[1:]))  # fresh memory for each tile is slow
-        k = torch.index_select(k, 0, slots, out=self._room[0, : len(slots)])
         v = torch.index_select(v, 0, slots, out=self._room[1, : len(slots)])
+        return self.gather_keys(k, slots, extra), v
+
+    def gather_keys(self, k: Tensor, slots: Tensor, extra: Tensor | None) -> Tensor:
+        """The keys alone."""
+        if self._room is None or self._room.shape[1] < len(slots):
+            self._room = k.new_empty((2, len(slots) * 5 // 4, *k.shape[1:]))  # fresh memory for each tile is slow
+        k = torch.index_select(k, 0, slots, out=self._room[0, : len(slots)])
         if extra is not None:
             k[..., self.head_dim : self.head_dim + extra.shape[-1]] = extra.detach()
-        return k, v
+        return k
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """All tiles, round after round: out (N, G, W), and the log-sum-exp (N, G) as log Z = lse - offset, float64.
@@ -214,52 +239,165 @@ class _Loop:
         """
         out = torch.empty_like(q)
         lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64, device=q.device)
-        offset = torch.zeros_like(lse)
+        given, found = (q, k, v), (out, lse, torch.zeros_like(lse))
         self.counts = torch.zeros(len(self.plan.queries), dtype=torch.int64)
-        lengths, step = self.reach.lengths(), _STEP
-        wanted = self.reach.counts(_FIRST).clamp(min=1).minimum(lengths)
-        while True:
-            for tile in (wanted > self.counts).nonzero()[:, 0].tolist():
-                self._read(tile, int(self.counts[tile]), int(wanted[tile]), (q, k, v), (out, lse, offset))
-            self.counts = wanted
-            needed, self.short = self.certificate.needed(lowest_of(lse - offset, self.plan.subtiles), wanted)
-            if self.short > 0 or bool((needed <= wanted).all()):
-                return out, lse, offset
-            last = self.reach.potential[self.reach.start[:-1] + wanted - 1]
-            ahead = self._within(last + step).minimum(needed)
-            wanted, step = torch.maximum(ahead, (wanted + 1).minimum(needed)), 2 * step
+        self._advance(self.reach.counts(_FIRST).clamp(min=1).minimum(self.reach.lengths()), given, found)
+        subtiles = self.plan.subtiles
+        size = -lowest_of(-out.norm(dim=-1), subtiles)
+        limits = self.certificate.limits(lowest_of(lse - found[2], subtiles), self.counts, size)
+        self.short = limits.short
+        if limits.short > 0:
+            return found
+        likely = limits.likely
+        if self.problem.certify:
+            likely = torch.minimum(likely, limits.needed)
+            spared = limits.needed - likely - _SOUNDING * (limits.far - likely)
+            spared = spared * self.plan.keys.size * self.plan.queries.count() * q.shape[1]
+            likely = torch.where((spared > _WORTH_SOUNDING) & ~self.explicit, likely, limits.needed)
+        self._advance(likely, given, found)
+        if self.problem.certify:
+            grown = (-lowest_of(-out.norm(dim=-1), subtiles) > limits.size).any(-1).cpu()
+            within = torch.searchsorted(self.plan.queries.start, subtiles.start[:-1], right=True) - 1
+            wanted = self.counts.clone()
+            wanted[within[grown]] = limits.needed[within[grown]]  # it holds for any output
+            for tile in (limits.needed > torch.maximum(wanted, self.counts)).nonzero()[:, 0].tolist():
+                wanted[tile] = self._sound(tile, int(limits.far[tile]), given, found)
+            self._advance(wanted, given, found)
+        return found
 
-    def _within(self, potential: Tensor) -> Tensor:
-        """How many key tiles of each query tile have at most its potential (Tq,)."""
-        lengths = self.reach.lengths()
-        owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        inside = (self.reach.potential <= potential[owner]).long()
-        return torch.zeros_like(lengths).index_add_(0, owner, inside)
+    def _advance(self, wanted: Tensor, given: tuple[Tensor, ...], found: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Let every tile read its list up to ``wanted`` (Tq,)."""
+        reading = wanted > self.counts
+        for tile in (reading & self.explicit).nonzero()[:, 0].tolist():
+            self._read_pair_by_pair(tile, int(self.counts[tile]), int(wanted[tile]), given, found)
+        for tiles in self._alike((reading & ~self.explicit).nonzero()[:, 0], wanted):
+            self._read(tiles, self.counts[tiles], wanted[tiles], given, found)
+        self.counts = torch.maximum(self.counts, wanted)
+
+    def _alike(self, tiles: Tensor, wanted: Tensor) -> list[Tensor]:
+        """Tiles that are small and read about as many keys as one another, and so go through the kernel together."""
+        keys = (wanted - self.counts)[tiles] * self.plan.keys.size
+        rank = keys.argsort(stable=True)
+        tiles, number = tiles[rank], keys[rank].tolist()
+        rows, first, groups = self.plan.queries.size, 0, []
+        for n in range(1, len(number) + 1):
+            apart = n == len(number) or number[n] > max(_ALIKE * number[first], number[first] + self.plan.keys.size)
+            if apart or (n + 1 - first) * number[n] * rows > _TOGETHER:
+                groups.append(tiles[first:n])
+                first = n
+        return groups
+
+    def _sound(self, tile: int, far: int, given: tuple[Tensor, ...], found: tuple[Tensor, Tensor, Tensor]) -> int:
+        """How much of its list a tile must read, from the masses of all keys between what it has read and ``far``.
+
+        They are added up from the far end on; where they exceed what the tolerance allows, the rest must be read.
+        """
+        (q, k, _), (out, lse, _) = given, found
+        rows, first, begin = self.rows(tile), int(self.counts[tile]), int(self.reach.start[tile])
+        listed = self.reach.key_tile[begin : begin + far].long()
+        values = self.certificate.keys.value[listed.to(q.device)]  # (T, G)
+        largest = self.certificate.values(listed.to(q.device), torch.arange(far, device=q.device) < first)  # V, (G,)
+        allowed = (1 - FAR) * self.plan.tolerance / SAFETY * largest
+        size = out[rows].norm(dim=-1).T  # |o|, (G, n)
+        unit, start = mass_units(q.dtype)
+        queries = unit * self.scale * q[rows].transpose(0, 1)  # (G, n, W); its last channel meets a one of the keys
+        queries[..., -1] = (start - unit * lse[rows]).T
+        left_out = torch.zeros_like(size)
+        in_case = torch.zeros_like(size)  # the same if |o| grows to V, should the tile read on
+        enough = far
+        for last in range(far, first, -_TILES):
+            begun = max(first, last - _TILES)
+            slots = self.slots(tile, begun, last)
+            where_k = self.where_k.index_select(0, slots)
+            keys = self.gather_keys(k, slots, self.key_channels(tile, where_k, q.dtype))
+            keys[..., -1] = 1.0
+            mass = torch.stack([
+                torch.cat([mass_from_above(some @ keys[:, g].T) for some in queries[g].split(_ROWS)])
+                for g in range(len(queries))
+            ])  # fmt: skip
+            value = values[begun:last].amax(0)[:, None]
+            left_out += mass * (value + size)
+            in_case += mass * (value + torch.maximum(largest, values[first:].amax(0))[:, None])
+            if bool((left_out > allowed[:, None]).any()):
+                return enough
+            if bool((in_case <= allowed[:, None]).all()):
+                enough = begun
+        return first
 
     def _read(
+        self, tiles: Tensor, first: Tensor, stop: Tensor, given: tuple[Tensor, ...], found: tuple[Tensor, ...]
+    ) -> None:
+        """Let tiles read parts of their lists in one call of the kernel; short ones are filled up with keys at -inf."""
+        (q, k, v), (out, lse, _) = given, found
+        device, single = q.device, len(tiles) == 1
+        if single:
+            rows: Any = self.rows(int(tiles))
+            slots, padding = self.slots(int(tiles), int(first), int(stop))[None], None
+            q_here = q[rows][None]
+        else:
+            begin, count = self.plan.queries.start[tiles], self.plan.queries.count()[tiles]
+            inside = torch.arange(int(count.max()))
+            rows = begin[:, None] + inside.minimum(count[:, None] - 1)
+            there, rows = (inside < count[:, None]).to(device), rows.to(device)
+            slots, padding = self._slots_of_many(tiles, first, stop)
+            q_here = q[rows]
+        where_k = self.where_k.index_select(0, slots.flatten()) - self.centres[tiles].repeat_interleave(
+            slots.shape[1], 0
+        )
+        extra = self._per_point(self.encoding.key_channels(where_k.to(q.dtype)))
+        k_near, v_near = self.gather(k, v, slots.flatten(), extra)
+        k_near, v_near = (t.unflatten(0, slots.shape) for t in (k_near, v_near))
+        if padding is not None:
+            q_here[..., -1] = 1.0
+            k_near[..., -1] = torch.where(padding, _NEVER, 0.0)[..., None]
+        q_here, k_near, v_near = (t.transpose(1, 2) for t in (q_here, k_near, v_near))
+        y, mass = attend(q_here, k_near, v_near, self.scale)
+        y, mass = y.transpose(1, 2), mass.double().transpose(1, 2)
+        if single:
+            y, mass = y[0], mass[0]
+        else:
+            rows, y, mass = rows[there], y[there], mass[there]
+        if int(first[0]) > 0:
+            both, mass = join(out[rows].double(), lse[rows], y.double(), mass)
+            y = both.to(out.dtype)
+        out[rows], lse[rows] = y, mass
+
+    def _slots_of_many(self, tiles: Tensor, first: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots (B, n) of the keys that tiles read, and where they are filled up with one that is read anyhow."""
+        length = stop - first
+        owner = torch.repeat_interleave(torch.arange(len(tiles)), length)
+        rank = torch.arange(len(owner)) - (length.cumsum(0) - length)[owner]
+        keys = self.reach.key_tile[(self.reach.start[tiles] + first)[owner] + rank].long()
+        keys = keys[(owner * len(self.plan.keys) + keys).argsort()]  # in the order of memory
+        slots = self.plan.keys.slots(keys)
+        points = torch.zeros_like(length).index_add_(0, owner, self.plan.keys.count()[keys])
+        owner = torch.repeat_interleave(torch.arange(len(tiles)), points)
+        ends = points.cumsum(0)
+        table = slots[ends - points][:, None].repeat(1, int(points.max()))
+        table[owner, torch.arange(len(owner)) - (ends - points)[owner]] = slots
+        padding = torch.arange(table.shape[1]) >= points[:, None]
+        return table.to(self.where_k.device), padding.to(self.where_k.device)
+
+    def _read_pair_by_pair(
         self, tile: int, first: int, stop: int, given: tuple[Tensor, ...], found: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Let a tile read a part of its list and join that to what it has found."""
+        """Let a tile read a part of its list, with the bias of each pair formed from its best key on."""
         (q, k, v), (out, lse, offset) = given, found
         rows, slots = self.rows(tile), self.slots(tile, first, stop)
-        where_k = self.where_k.index_select(0, slots)
         weight = None if self.weight is None else self.weight.detach()[rows]
-        k_near, v_near = self.gather(k, v, slots, self.key_channels(tile, where_k, q.dtype))
-        penalty = self.penalty(tile, self.where_q[rows], where_k, weight)
-        bias, best = None, torch.zeros_like(lse[rows])
-        if penalty is not None:
-            lowest = penalty.amin(-1)
-            bias = (lowest[..., None] - penalty).to(q.dtype)
-            best = best + lowest.expand(best.shape[1] // self.heads, self.heads, -1).permute(2, 0, 1).flatten(1)
-        q_here, k_here, v_here = self.by_head(q[rows], k_near, v_near)
+        penalty = self.penalty(tile, self.where_q[rows], self.where_k.index_select(0, slots), weight)
+        assert penalty is not None
+        lowest = penalty.amin(-1)
+        bias, best = (lowest[..., None] - penalty).to(q.dtype), torch.zeros_like(lse[rows])
+        best = best + lowest.expand(best.shape[1] // self.heads, self.heads, -1).permute(2, 0, 1).flatten(1)
+        q_here, k_here, v_here = self.by_head(q[rows], *self.gather(k, v, slots, None))
         y, mass = attend(q_here, k_here, v_here, self.scale, bias)
         y, mass = y.permute(2, 0, 1, 3).flatten(1, 2), mass.double().permute(2, 0, 1).flatten(1)
         if first == 0:
             out[rows], lse[rows], offset[rows] = y, mass, best
             return
-        if bias is not None:  # count both from the better of the two
-            better = torch.minimum(best, offset[rows])
-            mass, lse[rows], offset[rows] = mass + (better - best), lse[rows] + (better - offset[rows]), better
+        better = torch.minimum(best, offset[rows])  # count both from the better of the two
+        mass, lse[rows], offset[rows] = mass + (better - best), lse[rows] + (better - offset[rows]), better
         both, lse[rows] = join(out[rows].double(), lse[rows], y.double(), mass)
         out[rows] = both.to(out.dtype)
 
