@@ -181,29 +181,33 @@ def references(root: Path) -> dict[str, tuple[dict[str, str], float]]:
 
 
 def kill_many(root: Path, worker: int, wanted: int, seed: int, known: dict[str, tuple[dict[str, str], float]]) -> None:
-    """Kill commands until so many are dead; the figures are written after each."""
+    """Kill commands until so many are dead, then let all of them end; the figures are written after each."""
     record, all_jobs = root / f"worker-{worker}.json", jobs(root)
     nothing: dict = {"kills": dict.fromkeys(all_jobs, 0), "finished": dict.fromkeys(all_jobs, 0), "differences": []}
     figures = json.loads(record.read_text()) if record.exists() else nothing
     expected, seconds = ({name: pair[i] for name, pair in known.items()} for i in (0, 1))
-    while (done := sum(figures["kills"].values())) < wanted:
+    to_end = list(all_jobs)
+    while (done := sum(figures["kills"].values())) < wanted or to_end:
         chance = random.Random(f"{seed} {worker} {done} {sum(figures['finished'].values())}")
-        name = min(all_jobs, key=lambda name: figures["kills"][name])  # in turn
+        name, patience = min(all_jobs, key=lambda name: figures["kills"][name]), 1.1  # in turn
+        if done >= wanted:
+            name, patience = to_end.pop(), float("inf")
         job = all_jobs[name]
         out = root / (f"killed-{worker}-{name}" + (".npz" if name == "predict" else ""))
         began = time.monotonic()
         child = start(job.begin(out), root / "log.txt")
-        code = ended(child, began + chance.uniform(0, 1.1 * seconds[name]))
+        code = ended(child, began + patience * chance.uniform(0, seconds[name]))
         if code is None:
             os.kill(child, signal.SIGKILL)
             code = ended(child, float("inf"))
         found = {key.replace(out.name, "OUT"): value for key, value in job.left(out).items()} if out.exists() else {}
         if code == -signal.SIGKILL:
             figures["kills"][name] += 1
+            seconds[name] *= 1.15  # where the machine has become slower, moments near the end are to be met, too
             wrong = [key for key in found if job.whole_at_any_time and found[key] != expected[name].get(key)]
         elif code == 0:
             figures["finished"][name] += 1
-            seconds[name] = (2 * seconds[name] + time.monotonic() - began) / 3  # as the machine is now
+            seconds[name] = time.monotonic() - began
             wrong = [key for key in expected[name] if found.get(key) != expected[name][key]]
             wrong += [f"{path} left behind" for path in out.rglob("*.partial")]
             shutil.rmtree(out) if out.is_dir() else out.unlink()
