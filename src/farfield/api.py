@@ -128,6 +128,7 @@ def evaluate(
     *,
     amount: Amount = Amount(),
     device: Device = None,
+    precision: str = "float32",
     console: Console | None = None,
 ) -> list[Row]:
     """Measure a run's errors: on its test data, on domains of rising size, or on any other dataset of its kind.
@@ -138,7 +139,8 @@ def evaluate(
     Returns all rows of ``RUN/evaluation.csv``.
     """
     run = Run(run_folder)
-    return evaluate_problem(problem_of(run), run, scales, amount=amount, data=data, device=device, console=console)
+    options: dict[str, Any] = {"amount": amount, "data": data, "device": device, "precision": precision}
+    return evaluate_problem(problem_of(run), run, scales, **options, console=console)
 
 
 @naming_extras()

@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 
 from farfield.bench.peers import UNet, benchmark_peers, build_peer, markdown
+from farfield.cli.bench import _pairs
 from farfield.data.spec import SampleSpec
 from farfield.problems import problem_named
 from farfield.runs.run import Run
@@ -25,6 +26,7 @@ def test_a_peer_is_trained_and_scored_beside_ours(reproduced, tmp_path):
     for one, other in zip(results["rows"], again["rows"], strict=True):
         assert one["2"]["l1"] == other["2"]["l1"]
         assert one["1"]["pairs"] == 3 and all(error > 0 for error in one["1"]["l1"].values())
+        assert one["minutes"] > 0
     assert markdown(results).count("\n| ") == 3
 
 
@@ -52,3 +54,9 @@ def test_a_fourier_operator_is_built_learns_and_is_kept(tmp_path):
 def test_unknown_peers_are_named():
     with pytest.raises(ValueError, match="unknown peer 'resnet': expected one of unet, fno"):
         build_peer("resnet", problem_named("swe").spec)
+
+
+@pytest.mark.parametrize("limit", ["10", "10,5,1", "10,none", "10,0"])
+def test_a_limit_that_does_not_match_the_scales_is_named(limit):
+    with pytest.raises(ValueError, match="--limit must be one number for each of the scales 1,3, got"):
+        _pairs(["1", "3"], limit)

@@ -180,3 +180,14 @@ def test_bad_input_is_named(reproduced, run_copy, tmp_path):
     shutil.copy(__file__, tmp_path / "rows.csv")
     with pytest.raises(ValueError, match="is not a table of results: expected the columns problem, encoding"):
         read_rows(tmp_path / "rows.csv")
+
+
+def test_rounding_to_bfloat16_changes_an_evaluation_a_little(run_copy):
+    exact = {row[:7]: row.value for row in read_rows(run_copy / "evaluation.csv") if row.metric == "l1_step"}
+    (run_copy / "evaluation.json").unlink()  # nothing is done
+    rows = evaluate(run_copy, scales=["1"], precision="bfloat16", console=QUIET)
+    found = {row[:7]: row.value for row in rows if row.metric == "l1_step"}
+    assert any(found[key] != exact[key] for key in found)
+    assert all(found[key] == pytest.approx(exact[key], rel=0.05) for key in found)
+    with pytest.raises(ValueError, match="precision must be one of float32, bfloat16, got 'float8'"):
+        evaluate(run_copy, scales=["1"], precision="float8", console=QUIET)

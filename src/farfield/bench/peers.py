@@ -3,8 +3,9 @@
     unet    a plain U-Net: four levels of two convolutions 3 cells wide, GroupNorm, GELU
     fno     a Fourier neural operator of the package neuraloperator (pip install neuraloperator)
 
-A peer is trained for as much CPU time as the run it is compared with is given, by ``training.train``: its settings but
-for those that a peer cannot have. So a row differs from ours in the network alone.
+A peer is trained for as much CPU time as the run it is compared with takes, by ``training.train``: its settings but for
+those that a peer cannot have. So a row differs from ours in the network alone. What a training step costs is measured
+for all networks in one process, one after the other: the table says what each was given.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def fourier_operator(in_features: int, out_features: int, space_dim: int) -> nn.
         from neuralop.models import FNO
     except ImportError:
         raise ValueError("the peer fno needs the package neuraloperator: pip install neuraloperator") from None
-    modes, hidden = {1: (16, 64), 2: (12, 32), 3: (8, 16)}[space_dim]
+    modes, hidden = {1: (16, 64), 2: (16, 32), 3: (8, 16)}[space_dim]
     return FNO(
         n_modes=(modes,) * space_dim, in_channels=in_features, out_channels=out_features, hidden_channels=hidden,
         n_layers=4,
@@ -129,21 +130,35 @@ def build_peer(name: str, spec: SampleSpec) -> OnPoints:
     return OnPoints(network, spec.normalised_spacing)
 
 
-def train_peer(name: str, config: SteppingRun, run: Run, minutes: float, console: Console) -> None:
-    """Train a peer into a run's folder for so many minutes of CPU time, or continue it there."""
+def train_peer(
+    name: str, config: SteppingRun, run: Run, minutes: float | None, console: Console
+) -> tuple[SteppingRun, float]:
+    """Train a peer into a run's folder for so many minutes of CPU time, or continue it there.
+
+    Without ``minutes``, for as long as ``config`` takes itself. Returns its settings, and the CPU time of a step.
+    """
+    whole, ours = generated_task(config), config
     config = config.changed(SETTINGS[name])
-    whole = generated_task(config)
     torch.manual_seed(config.seed)
     task = replace(whole, model=build_peer(name, SampleSpec.model_validate(whole.dataset["spec"])))
+    seconds = seconds_per_step(task, config)
     resume = run.state_path.exists()
     if resume:
         steps = int(run.settings()["training"]["steps"])
     else:
-        steps = max(1, round(60 * minutes / seconds_per_step(task, config)))
+        given = training_seconds(whole, ours) if minutes is None else 60 * minutes
+        steps = max(1, round(given / seconds))
     config = config.changed({"training.steps": steps})
     with run.begun(config, task.dataset, resume):
         fabric = start_fabric("cpu")
         train(task, config.training, config.seed, run, fabric, resume=resume, console=console)
+    return config, seconds
+
+
+def training_seconds(task: Task, config: SteppingRun) -> float:
+    """CPU time of all training steps of a run."""
+    steps = config.training.total_steps(len(task.training_data))  # type: ignore[arg-type]
+    return steps * seconds_per_step(task, config)
 
 
 def seconds_per_step(task: Task, config: SteppingRun, steps: int = 8) -> float:
@@ -174,24 +189,29 @@ def benchmark_peers(
     out: Path,
     *,
     peers: Sequence[str] = tuple(PEERS),
-    minutes: float,
+    minutes: float | None = None,
     scales: Sequence[str] = ("1", "3", "10"),
     pairs: Mapping[str, int] | None = None,
     console: Console,
 ) -> dict[str, Any]:
     """Train what is not trained yet, evaluate all on the same pairs, and return one entry per network."""
-    models: dict[str, Predictor] = {f"ours, {config.encoding.name}": Predictor.load(ours, "cpu")}
+    own = f"ours, {config.encoding.name}"
+    models: dict[str, Predictor] = {own: Predictor.load(ours, "cpu")}
+    config = config.changed({"dataset": str(data)})
+    took = {own: training_seconds(generated_task(config), config)}
     description = ours.dataset()
     for name in peers:
         run = Run(out / name)
-        train_peer(name, config.changed({"dataset": str(data)}), run, minutes, console)
+        trained, seconds = train_peer(name, config, run, minutes, console)
+        took[name] = seconds * int(trained.training.steps or 0)
         model = build_peer(name, SampleSpec.model_validate(description["spec"]))
         run.load_weights(model)
         models[name] = Predictor(model, run.dataset(), name)
     splits = test_splits(data, list(scales), ours)
     rows = []
     for name, predictor in models.items():
-        row: dict[str, Any] = {"network": name, "weights": sum(p.numel() for p in predictor.model.parameters())}
+        weights = sum(p.numel() * (1 + p.is_complex()) for p in predictor.model.parameters())
+        row: dict[str, Any] = {"network": name, "weights": weights, "minutes": took[name] / 60}
         for scale in scales:
             split = splits[scale]
             count = split.simulations * (split.states - 1)
@@ -203,7 +223,7 @@ def benchmark_peers(
             row[scale] = {"pairs": count, "seconds": seconds, "l1": errors}
             console.print(f"{name}, s = {scale}: {errors}, {seconds:.3g} s per state", highlight=False)
         rows.append(row)
-    return {"problem": config.problem, "minutes": minutes, "scales": list(scales), "rows": rows}
+    return {"problem": config.problem, "scales": list(scales), "rows": rows}
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -213,15 +233,18 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         f"# {results['problem']}: peers",
         "",
-        f"Relative L1 error of one step, by field; {results['minutes']:g} minutes of CPU time of training each.",
+        "Relative L1 error of one step, by field, and CPU seconds per predicted state. Training is steps times the CPU "
+        "time of a step, measured for all networks beside one another. Pairs of states by scale: "
+        + ", ".join(f"{results['rows'][0][scale]['pairs']} at s = {scale}" for scale in scales)
+        + ".",
         "",
-        f"| network | weights | {head} |",
-        "|---|---|" + "---|---|" * len(scales),
+        f"| network | weights | training [CPU min] | {head} |",
+        "|---|---|---|" + "---|---|" * len(scales),
     ]
     for row in results["rows"]:
         cells = []
         for scale in scales:
             entry = row[scale]
             cells += [" / ".join(f"{100 * e:.1f}" for e in entry["l1"].values()), f"{entry['seconds']:.2g}"]
-        lines.append(f"| {row['network']} | {row['weights']:,} | {' | '.join(cells)} |")
+        lines.append(f"| {row['network']} | {row['weights']:,} | {row['minutes']:.1f} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

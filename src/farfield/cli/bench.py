@@ -155,16 +155,19 @@ def bench_peers(
     run: Annotated[Path, typer.Option(help="Our run, trained; its settings are the peers'.")],
     data: Annotated[Path, typer.Option(help="The dataset, with the scales to test on.")],
     out: Annotated[Path, typer.Option(help="Folder of the peers' runs; the same command continues them.")],
-    minutes: Annotated[float, typer.Option(help="CPU time of training for each peer: what our run took.")],
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="CPU minutes of training for each peer; what our run takes unless given."),
+    ] = None,
     peers: Annotated[str, typer.Option(help="Which of them.")] = "unet,fno",
     scales: Annotated[str, typer.Option(help="Domain sizes over the training domain's.")] = "1,3,10",
-    limit: Annotated[int | None, typer.Option(help="Pairs per scale; all unless given.")] = None,
+    limit: Annotated[str | None, typer.Option(help="Pairs, one number for each scale; all unless given.")] = None,
     json_file: Json = None,
 ) -> None:
     """Other networks trained and evaluated by the same code for the same CPU time: a U-Net, and an FNO.
 
     Example: `farfield bench peers gray-scott --run runs/gray-scott/laape-seed0 --data data/gray-scott-cpu
-    --out runs/peers --minutes 180 --json benchmarks/peers-gray-scott.json`
+    --out runs/peers --limit 1000,100,10 --json benchmarks/peers-gray-scott.json`
     """
     from farfield.bench.peers import benchmark_peers, markdown
     from farfield.problems import problem_named
@@ -175,12 +178,20 @@ def bench_peers(
     if not isinstance(config, SteppingRun):
         raise ValueError(f"peers are for problems of steps on a grid, {problem} is none")
     chosen = scales.split(",")
-    pairs = None if limit is None else dict.fromkeys(chosen, limit)
+    pairs = None if limit is None else _pairs(chosen, limit)
     results = benchmark_peers(
         Run(run), config, data, out, peers=peers.split(","), minutes=minutes, scales=chosen, pairs=pairs,
         console=console,
     )  # fmt: skip
     _keep(results, markdown, json_file)
+
+
+def _pairs(scales: list[str], limit: str) -> dict[str, int]:
+    """How many pairs of states each scale is scored on, from numbers like "1000,100,10"."""
+    numbers = limit.split(",")
+    if len(numbers) != len(scales) or not all(n.strip().isdecimal() and int(n) > 0 for n in numbers):
+        raise ValueError(f"--limit must be one number for each of the scales {','.join(scales)}, got {limit!r}")
+    return {scale: int(number) for scale, number in zip(scales, numbers, strict=True)}
 
 
 def _keep(results: dict[str, Any], markdown: Callable[[Any], str], json_file: Path | None) -> None:

@@ -206,6 +206,7 @@ def evaluate(
         None, help="Data to test on, if not the run's own: a dataset folder, or your own data at any size."
     ),
     device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
+    precision: str = typer.Option("float32", help="float32, or bfloat16: faster where the processor has units for it."),
 ) -> None:
     """Measure a run's errors on domains of rising size: RUN/evaluation.csv.
 
@@ -222,7 +223,8 @@ def evaluate(
     _at_least(0, limit=limit, rollouts=rollouts)
     _at_least(1, draws=draws, cells=cells)
     amount = Amount(limit, rollouts, draws, cells)
-    rows = evaluate(run, data, _listed(scales), amount=amount, device=device, console=Console(stderr=True))
+    options: dict[str, Any] = {"amount": amount, "device": device, "precision": precision}
+    rows = evaluate(run, data, _listed(scales), **options, console=Console(stderr=True))
     print(f"{run / 'evaluation.csv'}: {len(rows)} rows")
     _next(f"farfield report {run}", "tables and figures")
 

@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
 from farfield.evaluation.rows import Record, Row, scale_order
 from farfield.progress import Progress
 from farfield.runs.run import Run
-from farfield.runs.weights import Device
+from farfield.runs.weights import Device, chosen_device
 
 if TYPE_CHECKING:
     from farfield.data.dataset import Dataset
 
 Numbers = tuple[str, str, int, float, int]  # field, metric, horizon, value, samples: the end of a row
 Pictures = Callable[[], dict[str, NDArray]]  # made when the clock has stopped
+PRECISIONS = ("float32", "bfloat16")
 Advance = Callable[[float], None]  # is told how many predictions have been made since the last call
 
 
@@ -92,12 +94,17 @@ def evaluate(
     amount: Amount = Amount(),
     data: Dataset | str | Path | None = None,
     device: Device = None,
+    precision: str = "float32",
     console: Console | None = None,
 ) -> list[Row]:
     """Evaluate a run at these scales (the paper's by default), skipping what is done.
 
+    With ``precision`` "bfloat16" products are rounded as in training, which is faster where the processor has units for
+    it; the command that is kept beside the rows says so.
+
     Returns all rows of ``RUN/evaluation.csv``.
     """
+    rounded = _rounded(precision, device)
     subject = problem.subject(run, data, device)
     settings = run.settings()
     problem_name, encoding, seed = settings["problem"], settings["encoding"]["name"], settings["seed"]
@@ -121,7 +128,8 @@ def evaluate(
                 predicted += predictions
                 bars.advance(task, predictions)
 
-            found, pictures = subject.measure(scale, wanted[scale], advance)
+            with rounded:
+                found, pictures = subject.measure(scale, wanted[scale], advance)
             seconds = (time.perf_counter() - began) / predicted
             found.append(("", "seconds", 1, float(f"{seconds:.3g}"), round(predicted)))
             rows = [Row(problem_name, encoding, seed, scale, *numbers) for numbers in found]
@@ -129,6 +137,13 @@ def evaluate(
             errors = ", ".join(_told(numbers) for numbers in found if numbers[1] in subject.shown)
             console.print(f"{encoding}, s = {scale}: {errors}", highlight=False)
     return record.rows
+
+
+def _rounded(precision: str, device: Device) -> torch.autocast:
+    """Autocast in this precision, or none."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    return torch.autocast(chosen_device(device).type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def _told(numbers: Numbers) -> str:
