@@ -128,6 +128,20 @@ def test_evaluation_names_scale_fields_and_metrics(stepping_run):
         ff.evaluate(stepping_run.folder, plates(), console=QUIET)
 
 
+def test_data_of_other_fields_is_refused_before_anything_is_computed(stepping_run, tmp_path):
+    rng = np.random.default_rng(0)
+    other = ff.Dataset.from_arrays({"p": rng.random((3, 3, 8, 6))}, spacing=(1.0, 1.0), time_step=0.5, boundary="wall")
+    other.save(tmp_path / "other")
+    sentence = r"was trained on data of another kind: its fields is \('T', 'v_x', 'v_y'\), here it is \('p',\)"
+    with pytest.raises(ValueError, match=sentence):
+        ff.evaluate(stepping_run.folder, other, console=QUIET)
+    with pytest.raises(ValueError, match=sentence):
+        ff.finetune(stepping_run.folder, other, out=tmp_path / "tuned", console=QUIET)
+    assert not (tmp_path / "tuned").exists()
+    with pytest.raises(ValueError, match=sentence):
+        farfield("predict", "--model", stepping_run.folder, "--input", tmp_path / "other", "--out", tmp_path / "out")
+
+
 def test_steady_fields_are_predicted_at_any_points(steady_run):
     predictor, data = ff.load(steady_run.folder), plates(extent=2.0, seed=3)
     cloud = data.source.cloud(2)
@@ -214,6 +228,10 @@ def test_finetuning_reports_both_sizes_before_and_after(stepping_run, tmp_path):
     assert {(row["stage"], row["data"], row["scale"]) for row in rows} == {
         (stage, *size) for stage in ("before", "after") for size in (("own", "1"), ("new", "2"))
     }
+    # what is tested under "own" are the same simulations before and after, none of them trained on
+    tested = {(row["stage"], row["data"]): row["samples"] for row in rows if row["metric"] == "l1_step"}
+    assert tested["before", "own"] == tested["after", "own"] == "4" and tested["after", "new"] == "12"
+    assert ff.evaluate(run.folder, console=QUIET)[0].scale == "1"  # of the first run
     assert run.dataset()["states"] == stepping_run.dataset()["states"]  # the standardisation stays
     assert run.settings()["training"]["learning_rate"] == pytest.approx(2e-4)
 

@@ -68,7 +68,7 @@ def train(
         raise ValueError(
             f"{opened.spec.problem} is a built-in problem: give your data another name (dataset.yaml: problem)"
         )
-    config = default_run(opened, str(folder), cast(EncodingName, encoding), seed).changed(settings or {})
+    config = default_run(opened, str(folder), cast(EncodingName, encoding), seed, settings)
     launched = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "console": console}
     return _fit(own_problem(opened.spec, opened), config, run, minutes, launched)
 

@@ -133,6 +133,25 @@ def test_one_npz_holds_a_grids_simulations(tmp_path):
     assert_same(open_dataset(tmp_path), expected)
 
 
+@pytest.mark.parametrize("steady", [False, True])
+def test_plain_hdf5_is_read_as_it_is_and_when_it_is_asked_for(tmp_path, steady):
+    rng = np.random.default_rng(0)
+    T, k = rng.random((5, 8, 6) if steady else (5, 4, 8, 6)), rng.random((5, 8, 6))
+    with h5py.File(tmp_path / "mine.h5", "w") as file:
+        file["T"], file["inputs/k"], file["parameters/Pe"] = T, k, np.arange(5.0)
+        file.attrs["spacing"] = [0.5, 0.25]
+        file.attrs["boundary"] = ["periodic", "wall"]
+        if not steady:
+            file.attrs["time_step"] = 0.1
+    data = open_dataset(tmp_path / "mine.h5")
+    assert data.spec.kind == ("steady" if steady else "stepping") and data.spec.boundaries == ("periodic", "wall")
+    assert isinstance(data.source._fields[0], h5py.Dataset)
+    np.testing.assert_array_equal(data.source.read(3)[..., 0], T[3].reshape(-1, 48).astype(np.float32))
+    np.testing.assert_array_equal(data.source.inputs(2)[:, 0], k[2].ravel().astype(np.float32))
+    assert data.source.parameters(4).tolist() == [4.0]
+    data.check()
+
+
 def test_statistics_are_those_of_numpy():
     data = from_arrays()
     train = data.splits["train"]
@@ -285,18 +304,33 @@ def test_meshes_with_their_fields_are_read(tmp_path, where, ending):
     assert data.source.parameters(2).tolist() == [300.0]
 
 
-def test_a_numbered_series_is_a_simulation_in_time(tmp_path):
-    mesh = pv.ImageData(dimensions=(5, 4, 1), spacing=(0.1, 0.2, 1.0))
-    expected = RNG.random((3, 4, 20))
+@pytest.mark.parametrize("ending", ["vtu", "vtp", "vts", "vti", "vtk", "pvd"])
+def test_every_kind_of_vtk_is_read_in_time(tmp_path, ending):
+    """Three simulations of four states: numbered files of one kind, or a .pvd that names them with their times."""
+    rng = np.random.default_rng(0)
+    image = pv.ImageData(dimensions=(5, 4, 1), spacing=(0.1, 0.2, 1.0))
+    mesh = {
+        "vti": image,
+        "vts": image.cast_to_structured_grid(),
+        "vtp": image.extract_surface(algorithm="dataset_surface"),
+    }.get(ending, image.cast_to_unstructured_grid())
+    expected = rng.random((3, 4, mesh.n_points))
+    file_ending = "vtu" if ending == "pvd" else ending
     for run in range(3):
-        (tmp_path / f"run{run}").mkdir()
         for time in range(4):
             mesh.point_data["T"] = expected[run, time]
-            mesh.save(tmp_path / f"run{run}" / f"state_{time:02d}.vti")
-    (tmp_path / "dataset.yaml").write_text("time_step: 0.5\nboundary: wall\n")
+            mesh.save(tmp_path / f"run{run}_{time:02d}.{file_ending}")
+        if ending == "pvd":
+            entries = [f'<DataSet timestep="{0.5 * t}" part="0" file="run{run}_{t:02d}.vtu"/>' for t in range(4)]
+            content = '<VTKFile type="Collection" version="0.1"><Collection>' + "".join(entries)
+            (tmp_path / f"run{run}.pvd").write_text(content + "</Collection></VTKFile>")
+    if ending != "pvd":
+        (tmp_path / "dataset.yaml").write_text("time_step: 0.5\n")
     data = open_dataset(tmp_path)
-    assert (len(data), data.source.states(0), data.spec.kind) == (3, 4, "stepping")
-    np.testing.assert_array_equal(data.source.read(1)[..., 0], expected[1].astype(np.float32))
+    assert (len(data), data.source.states(0), data.spec.kind, data.spec.time_step) == (3, 4, "stepping", 0.5)
+    for run in range(3):
+        np.testing.assert_array_equal(data.source.read(run)[..., 0], expected[run].astype(np.float32))
+    np.testing.assert_allclose(data.source.cloud(1).points, mesh.points[:, :2], atol=1e-6)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

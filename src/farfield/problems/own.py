@@ -65,24 +65,37 @@ class OwnProblem(Problem):
         return predict_dataset(self.predictor(run, device), given.pop("input"), out, **given)
 
 
-def default_run(data: Dataset, folder: str, encoding: EncodingName, seed: int = 0) -> OwnRun:
-    """What is learned from a dataset unless told otherwise: everything follows from its spacing, extent and size.
+def default_run(
+    data: Dataset, folder: str, encoding: EncodingName, seed: int = 0, changes: Mapping[str, Any] | None = None
+) -> OwnRun:
+    """What is learned from a dataset unless ``changes`` say otherwise: all follows from its spacing, extent and size.
 
     The widest head's decay length is what :meth:`Dataset.decay_lengths` proposes, the others' half, a quarter and an
     eighth of that, but at least two spacings; rotary wavelengths run from two spacings to twice the widest support. On
     a grid of many cells, patches of them are the tokens.
+
+    Where the domain is periodic, the wavelengths are its period, half of it, a quarter, and so on: RoPE, which cannot
+    see endless images of every key, then knows that the domain closes on itself.
     """
+    changes = changes or {}
     spec, cloud = data.spec, data.source.cloud(0)
-    scale = spec.position_scale
+    scale, axes = spec.position_scale, spec.space_dim
     spacing = max(spec.normalised_spacing)
     quarter = [length * factor for length, factor in zip(data.decay_lengths(), scale, strict=True)]
     patch = 1
     if cloud.cells:
-        while patch < _LARGEST_PATCH and len(cloud) > _TOKENS * patch**spec.space_dim and min(cloud.cells) >= 8 * patch:
+        while patch < _LARGEST_PATCH and len(cloud) > _TOKENS * patch**axes and min(cloud.cells) >= 8 * patch:
             patch *= 2
+    width, heads = changes.get("model.width", 64), changes.get("model.heads", _HEADS)
     # no wider than what every axis allows, no narrower than two tokens
-    lengths = [[max(q / 2**head, min(q, 2 * spacing * patch)) for q in quarter] for head in range(_HEADS)]
+    lengths = [[max(q / 2**head, min(q, 2 * spacing * patch)) for q in quarter] for head in range(heads)]
     local = {"laspe": lengths, "laape": lengths}.get(encoding, None if encoding == "rope" else min(quarter))
+    shortest, longest = 2 * spacing * patch, max(4 * max(quarter), 8 * spacing * patch)
+    periods = {length for length in spec.period(spec.training_extent) or () if length is not None}
+    harmonics = width // heads // (2 * axes)
+    if len(periods) == 1 and harmonics > 1:
+        (longest,) = periods
+        shortest = longest / 2 ** (harmonics - 1)
     settings: dict[str, Any] = {
         "problem": spec.problem,
         "dataset": folder,
@@ -90,15 +103,12 @@ def default_run(data: Dataset, folder: str, encoding: EncodingName, seed: int = 
         "encoding": {
             "name": encoding,
             "decay_length": local,
-            "rotary": {
-                "min_wavelength": 2 * spacing * patch,
-                "max_wavelength": max(4 * max(quarter), 8 * spacing * patch),
-            },
+            "rotary": {"min_wavelength": shortest, "max_wavelength": longest},
         },
         "model": {
-            "width": 64,
+            "width": width,
             "depth": 4,
-            "heads": _HEADS,
+            "heads": heads,
             "tokens": {"patch": patch} if patch > 1 else None,
         },
         "training": {
@@ -106,12 +116,12 @@ def default_run(data: Dataset, folder: str, encoding: EncodingName, seed: int = 
             "learning_rate": 2e-3,
             "final_learning_rate": 1e-5,
             "gradient_clip": 1.0,
-            "batch_size": max(1, min(16, 8192 * patch**spec.space_dim // len(cloud), _items(data))),
+            "batch_size": max(1, min(16, 8192 * patch**axes // len(cloud), _items(data))),
             "average": 0.99,
             "steps": 1000,
         },
     }
-    return OwnRun.parse(settings)
+    return OwnRun.parse(settings).changed(changes)
 
 
 def _items(data: Dataset) -> int:
