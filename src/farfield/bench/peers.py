@@ -10,7 +10,6 @@ for all networks in one process, one after the other: the table says what each w
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,8 +28,8 @@ from farfield.models.tokens import apply_on_cells, grid_of
 from farfield.prediction.stepping import Predictor
 from farfield.runs.config import SteppingRun
 from farfield.runs.run import Run
-from farfield.training.loop import Task, computing_dtype, start_fabric, train
-from farfield.training.optimisers import build_optimisers
+from farfield.training.budget import seconds_per_step
+from farfield.training.loop import Task, start_fabric, train
 from farfield.training.tasks import generated_task
 
 _CONVOLUTION = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -141,7 +140,7 @@ def train_peer(
     config = config.changed(SETTINGS[name])
     torch.manual_seed(config.seed)
     task = replace(whole, model=build_peer(name, SampleSpec.model_validate(whole.dataset["spec"])))
-    seconds = seconds_per_step(task, config)
+    seconds = seconds_per_step(task, config.training, time.process_time)
     resume = run.state_path.exists()
     if resume:
         steps = int(run.settings()["training"]["steps"])
@@ -158,28 +157,7 @@ def train_peer(
 def training_seconds(task: Task, config: SteppingRun) -> float:
     """CPU time of all training steps of a run."""
     steps = config.training.total_steps(len(task.training_data))  # type: ignore[arg-type]
-    return steps * seconds_per_step(task, config)
-
-
-def seconds_per_step(task: Task, config: SteppingRun, steps: int = 8) -> float:
-    """CPU time of one training step, on a copy of the model."""
-    model = copy.deepcopy(task.model)
-    dtype = computing_dtype(config.training, torch.device("cpu"))
-    optimisers = build_optimisers(model, config.training, dtype)
-    items = [task.training_data[i] for i in range(config.training.batch_size)]
-    assert task.collate is not None
-    batch = task.collate(items)
-    began = 0.0
-    for step in range(steps + 2):
-        if step == 2:  # the first ones fill caches
-            began = time.process_time()
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            loss = task.loss(model, batch)
-        loss.backward()
-        for optimiser in optimisers:
-            optimiser.step()
-            optimiser.zero_grad()
-    return (time.process_time() - began) / steps
+    return steps * seconds_per_step(task, config.training, time.process_time)
 
 
 def benchmark_peers(

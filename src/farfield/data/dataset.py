@@ -39,7 +39,7 @@ class Dataset:
         self.notes = [*notes, *getattr(source, "notes", ())]
         self.splits = checked_splits(splits, len(source)) if splits else default_splits(len(source))
         self._statistics: Described | None = None
-        self._checked = False
+        self._checked: set[bool] = set()  # as a whole, with its splits
 
     # --- where it comes from ---------------------------------------------------------------------------------------
     @classmethod
@@ -133,9 +133,9 @@ class Dataset:
             raise ValueError(
                 f"expected at least three simulations, one each to train on, to validate and to test, got {len(self)}"
             )
-        if not self._checked:
+        if not {whole, False} & self._checked:  # what has passed with its splits passes as a whole
             check_source(self.source, {} if whole else self.splits)
-        self._checked = True
+            self._checked.add(whole)
         if not whole:
             self.statistics()
 

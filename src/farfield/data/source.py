@@ -10,7 +10,7 @@ the :class:`SampleSpec` holds. Simulations may differ in their number of points 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -62,36 +62,6 @@ class Source(Protocol):
 
     def parameters(self, simulation: int) -> NDArray[np.float64]:
         """The numbers that condition the whole simulation, (K,)."""
-
-
-@dataclass
-class Moments:
-    """Mean and spread of channels, gathered piece by piece in float64 around the first piece's mean."""
-
-    count: int = 0
-    shift: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    total: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    squares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-
-    def add(self, values: NDArray) -> None:
-        """Values (..., C)."""
-        rows = np.asarray(values, dtype=np.float64).reshape(int(np.prod(values.shape[:-1])), values.shape[-1])
-        if self.count == 0:
-            self.shift = rows.mean(0) if len(rows) else np.zeros(rows.shape[-1])
-            self.total, self.squares = np.zeros_like(self.shift), np.zeros_like(self.shift)
-        moved = rows - self.shift
-        self.count += len(rows)
-        self.total += moved.sum(0)
-        self.squares += np.square(moved).sum(0)
-
-    @property
-    def mean(self) -> NDArray[np.float64]:
-        return self.shift + self.total / max(self.count, 1)
-
-    @property
-    def std(self) -> NDArray[np.float64]:
-        mean = self.total / max(self.count, 1)
-        return np.sqrt(np.maximum(self.squares / max(self.count, 1) - mean**2, 0))
 
 
 class Selection:

@@ -12,7 +12,7 @@ import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farfield.data.source import Moments, Source, each_state
+from farfield.data.source import Source, each_state
 from farfield.data.spec import SampleSpec
 from farfield.data.the_well import Split, open_split
 from farfield.files import atomic_write_text, fingerprint, read_mapping
@@ -113,6 +113,34 @@ def measured_statistics(source: Source) -> Described:
         kind: {"mean": m.mean.tolist(), "std": np.where(m.std > 1e-9 * np.abs(m.mean), m.std, 1.0).tolist()}
         for kind, m in found.items()
     }
+
+
+class Moments:
+    """Mean and spread of channels, gathered piece by piece in float64 around the first piece's mean."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.shift = self.total = self.squares = np.zeros(0)
+
+    def add(self, values: NDArray) -> None:
+        """Values (..., C)."""
+        rows = np.asarray(values, dtype=np.float64).reshape(int(np.prod(values.shape[:-1])), values.shape[-1])
+        if self.count == 0:
+            self.shift = rows.mean(0) if len(rows) else np.zeros(rows.shape[-1])
+            self.total, self.squares = np.zeros_like(self.shift), np.zeros_like(self.shift)
+        moved = rows - self.shift
+        self.count += len(rows)
+        self.total += moved.sum(0)
+        self.squares += np.square(moved).sum(0)
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        return self.shift + self.total / max(self.count, 1)
+
+    @property
+    def std(self) -> NDArray[np.float64]:
+        mean = self.total / max(self.count, 1)
+        return np.sqrt(np.maximum(self.squares / max(self.count, 1) - mean**2, 0))
 
 
 def to_scale(values: NDArray, names: Sequence[str], spec: SampleSpec) -> NDArray:

@@ -226,9 +226,10 @@ def rollout_maps(results: Results, runs: dict[str, SavedRun], scale: str) -> Dra
     ]
     figure = Figure(figsize=(2.3 * len(truth) + 0.8, 2.3 * len(rows)), layout="constrained")
     panels = figure.subplots(len(rows), len(truth), sharex=True, sharey=True, squeeze=False)
+    low = min(0.0, float(truth.min()))
     for row, (name, states) in zip(panels, rows, strict=True):
         for time, (axes, values) in enumerate(zip(row, states, strict=True)):
-            image = _map(axes, values, first.pictures[f"s{scale}_extent"], float(truth.max()), low=0.0)
+            image = _map(axes, values, first.pictures[f"s{scale}_extent"], float(truth.max()), low)
             if name == "truth":
                 axes.set_title("first state" if time == 0 else f"step {time}")
         row[0].set_ylabel(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -18,23 +19,26 @@ _FOR_VALIDATION = 0.1  # of the time
 
 
 def steps_within(task: Task, config: TrainingConfig, minutes: float) -> int:
-    """The number of training steps that ``minutes`` are enough for, with their validations.
-
-    A copy of the model takes some steps on real batches; the task itself is left as it is.
-    """
+    """The number of training steps that ``minutes`` are enough for, with their validations."""
     if not minutes > 0:
         raise ValueError(f"expected a positive number of minutes, got {minutes}")
+    seconds = seconds_per_step(task, config)
+    return max(_FEWEST, int(60 * minutes * (1 - _FOR_VALIDATION) / seconds))
+
+
+def seconds_per_step(task: Task, config: TrainingConfig, clock: Callable[[], float] = time.perf_counter) -> float:
+    """What a training step takes: a copy of the model takes some on real batches, the task is left as it is."""
     model = copy.deepcopy(task.model)
-    optimisers = build_optimisers(model, config)
     device = next(model.parameters()).device
     dtype = computing_dtype(config, device)
+    optimisers = build_optimisers(model, config, dtype)
     items = len(task.training_data)  # type: ignore[arg-type]
     size = min(config.batch_size, items)
     drawn = torch.randperm(items, generator=torch.Generator().manual_seed(0)).repeat(_TIMED + 1)
     began = 0.0
     for step in range(_TIMED + 1):
         if step == 1:
-            began = time.perf_counter()
+            began = clock()
         chosen = [task.training_data[int(i)] for i in drawn[step * size : (step + 1) * size]]
         batch = task.collate(chosen) if task.collate else torch.utils.data.default_collate(chosen)
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
@@ -44,5 +48,4 @@ def steps_within(task: Task, config: TrainingConfig, minutes: float) -> int:
         for optimiser in optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-    seconds = (time.perf_counter() - began) / _TIMED
-    return max(_FEWEST, int(60 * minutes * (1 - _FOR_VALIDATION) / seconds))
+    return (clock() - began) / _TIMED
