@@ -130,7 +130,7 @@ def break_even() -> str:
     """From how many points tiles pay, as measured; what stands in ``benchmarks``."""
     measured = ROOT / "benchmarks" / "break_even.md"
     text = (measured if measured.is_file() else ROOT / "benchmarks" / "attention.md").read_text(encoding="utf-8")
-    return re.sub(r"^# .*\n", "", text) + "\n"
+    return re.sub(r"^# .*\n", "", text, flags=re.MULTILINE) + "\n"
 
 
 def tutorials() -> str:

@@ -33,7 +33,7 @@ def bench_attention(
 
     with torch.no_grad():
         results = benchmark_attention(tuple(int(s) for s in scales.split(",")), console.print)
-    _keep(results, markdown, json_file)
+    _keep("attention", results, markdown, json_file)
     if json_file is not None:
         with atomic_path(json_file.with_suffix(".png")) as partial:
             draw(results, partial)
@@ -51,7 +51,7 @@ def bench_training(
     from farfield.bench.training import benchmark_training, markdown
 
     results = benchmark_training(steps)
-    _keep(results, markdown, json_file)
+    _keep("training", results, markdown, json_file)
 
 
 @bench.command("solvers")
@@ -77,7 +77,7 @@ def bench_solvers(
             start = time.perf_counter()
             generation.make(generation.configure("paper"), Path(folder) / name)
             results.setdefault("datasets", {})[name] = time.perf_counter() - start
-    _keep(results, markdown, json_file)
+    _keep("solvers", results, markdown, json_file)
 
 
 @bench.command("inference")
@@ -112,13 +112,13 @@ def bench_inference(
         measured = steps.benchmark_steps(
             Predictor.load(run, "cpu"), run, generation, data, repeats=repeats, say=console.print
         )
-        _keep(measured, steps.markdown, json_file)
+        _keep("steps", measured, steps.markdown, json_file)
         return
     predictor = load(model, device="cpu")  # one core, as OpenFOAM
     results = benchmark_inference(
         predictor, data, cases=cases, repeats=repeats, solve=solve, finer=finer, say=console.print
     )
-    _keep(results, markdown, json_file)
+    _keep("inference", results, markdown, json_file)
 
 
 @bench.command("scaling")
@@ -146,7 +146,7 @@ def bench_scaling(
         if not slash:
             raise ValueError(f"--parts expects points/parts, e.g. 2000000/8, got {parts}")
         turns = (int(float(total)), int(number))
-    _keep(benchmark_scaling(points, counts, decay_length, turns, console.print), markdown, json_file)
+    _keep("scaling", benchmark_scaling(points, counts, decay_length, turns, console.print), markdown, json_file)
 
 
 @bench.command("peers")
@@ -183,7 +183,7 @@ def bench_peers(
         Run(run), config, data, out, peers=peers.split(","), minutes=minutes, scales=chosen, pairs=pairs,
         console=console,
     )  # fmt: skip
-    _keep(results, markdown, json_file)
+    _keep("peers", results, markdown, json_file)
 
 
 def _pairs(scales: list[str], limit: str) -> dict[str, int]:
@@ -194,11 +194,13 @@ def _pairs(scales: list[str], limit: str) -> dict[str, int]:
     return {scale: int(number) for scale, number in zip(scales, numbers, strict=True)}
 
 
-def _keep(results: dict[str, Any], markdown: Callable[[Any], str], json_file: Path | None) -> None:
-    """Print the figures as a table, and write them where asked."""
+def _keep(name: str, results: dict[str, Any], markdown: Callable[[Any], str], json_file: Path | None) -> None:
+    """Print the figures as a table, under what they show, and write them where asked."""
+    from farfield.bench import LEADS
     from farfield.files import atomic_write_text
 
+    page = f"{LEADS[name]}\n\n{markdown(results)}"
     if json_file is not None:
         atomic_write_text(json_file, json.dumps(results, indent=1) + "\n")
-        atomic_write_text(json_file.with_suffix(".md"), markdown(results))
-    print(markdown(results))
+        atomic_write_text(json_file.with_suffix(".md"), page)
+    print(page)

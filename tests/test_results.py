@@ -1,0 +1,29 @@
+"""What is kept of results: rows, tables, figures and configurations, each once."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from farfield.bench import LEADS
+
+ROOT = Path(__file__).parents[1]
+TIDY = ("ablations", "stability", "swe-cpu", "swe-quick")
+
+
+@pytest.mark.parametrize("folder", TIDY)
+def test_nothing_is_kept_twice_and_nothing_that_can_be_made_again(folder):
+    files = [path for path in (ROOT / "results" / folder).rglob("*") if path.is_file()]
+    assert files and {path.suffix for path in files} <= {".csv", ".json", ".md", ".png", ".yaml"}
+    assert max(path.stat().st_size for path in files) < 1_000_000
+    for path in files:
+        if path.name == "losses.csv":
+            assert len(path.read_text().splitlines()) <= 501, "thin it: python benchmarks/keep_run.py"
+    large = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.stat().st_size > 2000]
+    assert len(set(large)) == len(large)
+
+
+@pytest.mark.parametrize("name", [name for name in LEADS if (ROOT / "benchmarks" / f"{name}.md").is_file()])
+def test_a_benchmark_page_begins_with_what_it_shows_and_defines_its_columns(name):
+    assert "Columns: " in LEADS[name]
+    assert (ROOT / "benchmarks" / f"{name}.md").read_text().startswith(LEADS[name])
