@@ -12,6 +12,7 @@ import torch
 import farfield as ff
 from farfield.attention import InTurn
 from farfield.data.spec import SampleSpec
+from farfield.models import PatchTokens
 from farfield.prediction.files import predict_file
 from farfield.prediction.spread import predict_file_spread
 from farfield.prediction.stepping import Predictor
@@ -21,11 +22,17 @@ CELLS = (20, 13)
 
 @pytest.fixture(scope="module")
 def predictor():
-    """Of two axes, with weights that were never trained."""
+    return untrained()
+
+
+def untrained(tokens=None):
+    """A predictor of two axes, with weights that were never trained."""
     torch.manual_seed(0)
     encoding = ff.LAAPE(300.0, rotary=ff.RoPE(min_wavelength=250, max_wavelength=2000))
-    model = ff.TransformerOperator(4, 2, 2, width=16, depth=2, heads=2, encoding=encoding, backend="tiled")
-    torch.nn.init.normal_(model.project.weight, std=0.1)
+    options = {"encoding": encoding, "tokens": tokens, "width": 16, "depth": 2, "heads": 2, "backend": "tiled"}
+    model = ff.TransformerOperator(4, 2, 2, **options)
+    for parameter in model.parameters():  # a network of patches begins with zeros
+        torch.nn.init.normal_(parameter, std=0.1)
     spec = SampleSpec(
         problem="mine", fields=("u", "v"), field_units=("", ""), axes=("x", "y"), length_unit="m",
         training_extent=(8.0, 8.0), spacing=(1.0, 1.0), boundary="wall", time_step=0.5, time_unit="s",
@@ -53,8 +60,10 @@ def states(tmp_path):
     return tmp_path
 
 
+@pytest.mark.parametrize("patches", [False, True])
 @pytest.mark.parametrize("ending", ["npz", "hdf5"])
-def test_files_of_a_group_equal_those_of_one(predictor, states, ending):
+def test_files_of_a_group_equal_those_of_one(states, ending, patches):
+    predictor = untrained(PatchTokens(4, 125.0) if patches else None)
     source, whole, parts = (states / f"{name}.{ending}" for name in ("in", "whole", "parts"))
     predict_file(predictor, source, whole, 2)
     predict_file_spread(predictor, source, parts, InTurn(3, states).run, steps=2)

@@ -290,6 +290,12 @@ class Patches(nn.Module):
         )
         self.out = Scatter(finest, out_features, space_dim, 1, 0, self.periodic, zero=True) if levels else None
 
+    @property
+    def rim(self) -> int:
+        """Tokens beyond a part of a grid that its cells can depend on through convolutions alone, there and back."""
+        within = sum(2 * 2**level for level in range(len(self.inward)))  # two convolutions, three cells wide, per level
+        return -(-(2 * within + self.overlap * self.coarsening) // self.patch) + 1
+
     def tokens(self, cells: Sequence[int]) -> tuple[int, ...]:
         """Tokens per axis of a domain of so many cells; refuses domains that cannot be cut into patches."""
         if len(cells) != self.space_dim:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +35,7 @@ from farfield.attention import (
     shared_positions,
 )
 from farfield.attention.wavelengths import warn_of_wavelengths
+from farfield.models.grid_part import GridPart, Ranges, whole_grid
 from farfield.models.saved import read_model, write_model
 from farfield.models.tokens import Patches, PatchTokens, apply_on_cells, exactly, grid_of
 
@@ -270,7 +272,39 @@ class TransformerOperator(nn.Module):
         x = self._through_blocks(x, conditions=conditions, **self._places(grid, x))
         return self.patches.project(pointwise(self.norm, x), kept, cells)
 
-    def _on_points(self, features: Tensor, positions: Tensor, conditions: Tensor | None) -> Tensor:
+    def on_block(
+        self, fields: Tensor, block: Ranges, cells: Sequence[int], conditions: Tensor | None, group: Group
+    ) -> Tensor:
+        """:meth:`on_grid` for a member's ``block`` (first and last cell along each axis) of a grid of ``cells``.
+
+        Blocks begin and end at patches. A rim of the neighbours' cells, and later of their tokens, comes as far as the
+        convolutions between cells and tokens see.
+        """
+        patch, rim, periodic = self.patches.patch, self.patches.rim, self.patches.periodic
+        grid = self.patches.tokens(cells)
+        if any(first % patch or (last % patch and last != n) for (first, last), n in zip(block, cells, strict=True)):
+            raise ValueError(
+                f"a grid of patches of {patch} is cut between patches: got the block {block} of {tuple(cells)} cells; "
+                f"split_grid(cells, parts, {patch}) cuts it"
+            )
+        some = all(last > first for first, last in block)
+        if not all(group.gather(some)):
+            raise ValueError(f"{group.size} members are too many for {' x '.join(map(str, grid))} patches: use fewer")
+        own = tuple((first // patch, -(-last // patch)) for first, last in block)
+        cell_part = GridPart(group, block, cells, rim * patch, periodic)
+        token_part = GridPart(group, own, grid, rim, periodic)
+        x, kept = self.patches.embed(cell_part.extend(fields))
+        x = token_part.crop(x.transpose(1, 2).unflatten(2, token_part.extended)).flatten(2).transpose(1, 2)
+        places = self._places(grid, x)
+        inside = torch.arange(math.prod(grid)).view(grid)[tuple(slice(*ends) for ends in own)].flatten()
+        places["positions"] = places["positions"][inside.to(x.device)]
+        x = pointwise(self.norm, self._through_blocks(x, conditions=conditions, group=group, **places))
+        x = token_part.extend(x.transpose(1, 2).unflatten(2, token_part.shape)).flatten(2).transpose(1, 2)
+        return cell_part.crop(self.patches.project(x, kept, cell_part.extended))
+
+    def _on_points(
+        self, features: Tensor, positions: Tensor, conditions: Tensor | None, group: Group | None = None
+    ) -> Tensor:
         """:meth:`on_grid` for points of a regular grid, in any order that the batch shares."""
         if positions.ndim == 3:
             if not bool((positions == positions[:1]).all()):
@@ -280,13 +314,26 @@ class TransformerOperator(nn.Module):
             raise ValueError(
                 f"expected features at {len(positions)} points, as there are positions, got {features.shape[1]}"
             )
-        return self.on_cells(features, *grid_of(positions, self.cell_spacing), conditions)
+        whole = None if group is None else whole_grid(positions, self.cell_spacing, group)
+        return self.on_cells(features, *grid_of(positions, self.cell_spacing), conditions, whole, group)
 
     def on_cells(
-        self, features: Tensor, cells: tuple[int, ...], rows: Tensor, conditions: Tensor | None = None
+        self,
+        features: Tensor,
+        cells: tuple[int, ...],
+        rows: Tensor,
+        conditions: Tensor | None = None,
+        whole: tuple[Ranges, tuple[int, ...]] | None = None,
+        group: Group | None = None,
     ) -> Tensor:
-        """:meth:`on_grid` for features (B, N, in) of all cells, each in the given row of a row-major grid."""
-        return apply_on_cells(functools.partial(self.on_grid, conditions=conditions), features, cells, rows)
+        """:meth:`on_grid` for features (B, N, in) of all cells, each in the given row of a row-major grid.
+
+        With a group the cells are this member's; ``whole`` says which block of which grid they are.
+        """
+        if group is None or whole is None:
+            return apply_on_cells(functools.partial(self.on_grid, conditions=conditions), features, cells, rows)
+        block, of = whole
+        return apply_on_cells(lambda fields: self.on_block(fields, block, of, conditions, group), features, cells, rows)
 
     def _places(self, tokens: tuple[int, ...], like: Tensor) -> dict[str, Any]:
         """Where the tokens are, and after which lengths they repeat."""
@@ -357,9 +404,7 @@ class TransformerOperator(nn.Module):
         if self.tokens is not None:
             if query_positions is not None:
                 raise ValueError("patches predict the cells of their grid: query_positions are for points as tokens")
-            if group is not None:
-                raise ValueError("a network of patches takes a whole grid: a group is for points as tokens")
-            return self._on_points(features, positions, conditions)
+            return self._on_points(features, positions, conditions, group)
         keys = None
         if query_positions is not None:
             if query_positions.shape[-1] != self.space_dim:

@@ -22,12 +22,14 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from farfield.attention import Encoding, Group
 from farfield.attention.bisection import split_grid, split_points
 from farfield.data.source import Cloud
 from farfield.files import atomic_path, atomic_write_text, fingerprint
+from farfield.models.tokens import grid_of
 from farfield.prediction.files import copy_frame, open_states, read_states
 from farfield.prediction.stepping import Predictor
 from farfield.prediction.trained import Trained
@@ -84,7 +86,8 @@ def _grid(predictor: Predictor, source: Path, out: Path, group: Group, steps: in
     with open_states(predictor, source, start, group.size) as (file, centres, datasets):
         group.agree("input", fingerprint(*(axis.tobytes() for axis in centres)))
         cells = tuple(len(axis) for axis in centres)
-        block = split_grid(cells, group.size)[group.rank]
+        tokens = getattr(predictor.model, "tokens", None)
+        block = split_grid(cells, group.size, 1 if tokens is None else tokens.patch)[group.rank]
         axes = [axis[cut] for axis, cut in zip(centres, block, strict=True)]
         points = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=-1)
         first = {name: found[(slice(None), start, *block)].reshape(len(found), -1) for name, found in datasets.items()}
@@ -134,7 +137,13 @@ def _chosen(values: NDArray, index: NDArray[np.int64], vector: bool) -> NDArray:
 
 
 def parts_of(predictor: Trained, points: NDArray[np.float64], group: Group) -> NDArray[np.int64]:
-    """The points of this member."""
+    """The points of this member; of a grid of patches, a block that is cut between them."""
+    if (tokens := getattr(predictor.model, "tokens", None)) is not None:
+        cells, rows = grid_of(torch.from_numpy(points), predictor.spacing)
+        block = split_grid(cells, group.size, tokens.patch)[group.rank]
+        where = np.unravel_index(rows.numpy(), cells)
+        inside = [(axis >= cut.start) & (axis < cut.stop) for axis, cut in zip(where, block, strict=True)]
+        return np.flatnonzero(np.logical_and.reduce(inside))
     encoding = getattr(predictor.model, "encoding", None)
     local = encoding if isinstance(encoding, Encoding) and encoding.local else None  # else refused, with the reason
     return split_points(points * np.asarray(predictor.position_scale), group.size, local)[group.rank]

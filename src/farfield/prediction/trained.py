@@ -24,6 +24,7 @@ from farfield.data.domain import boundary_flags
 from farfield.data.spec import SampleSpec, grouped
 from farfield.models.config import EncodingConfig, ModelConfig
 from farfield.models.for_data import build_network
+from farfield.models.grid_part import whole_grid
 from farfield.models.tokens import grid_of
 from farfield.models.transformer_operator import TransformerOperator
 from farfield.runs.run import Run
@@ -119,13 +120,11 @@ class Trained:
         """The network on fixed points: features (B, N, in), conditions (B, K) -> standardised outputs (B, N, F)."""
         model = self.model
         if isinstance(model, TransformerOperator) and model.tokens is not None:
-            if group is not None:
-                raise ValueError(
-                    f"{self.problem}'s network takes patches of a whole grid: it works in one process only"
-                )
-            cells, rows = grid_of(torch.from_numpy(points), self.spacing)
-            model.patches.tokens(cells)  # refuses what is too small
-            return lambda features, conditions: model.on_cells(features, cells, rows, conditions)
+            where = torch.from_numpy(points)
+            part = None if group is None else whole_grid(where, self.spacing, group)
+            cells, rows = grid_of(where, self.spacing)
+            model.patches.tokens(cells if part is None else part[1])  # refuses what is too small
+            return lambda features, conditions: model.on_cells(features, cells, rows, conditions, part, group)
         self._warn_of_spacing(points)
         # in float64: distances keep their precision however far from the origin
         where = torch.as_tensor(points * np.asarray(self.position_scale), device=self.device)
