@@ -133,9 +133,9 @@ def main() -> None:
     lines = [
         "# simpleFoam from a prediction",
         "",
-        f"`{this_command()}`, {arguments.cities} random cities of {100 * arguments.scale:g} m, cells of {CELL:g} m, one "
-        f"core. Means over the cities; errors are relative L1 of the velocity, against the "
-        "converged one of the fourth row. CPU seconds are the solver's own and those of making the start.",
+        f"`{this_command()}`, {arguments.cities} random cities of {100 * arguments.scale:g} m, cells of {CELL:g} m, "
+        "one core. Means over the cities; errors are relative L1 of the velocity, against the converged one of the "
+        "fourth row. CPU seconds are the solver's own and those of making the start.",
         "",
         "| start | iterations to 1e-4 | to 5 % | to 2 % | error of the start | CPU of simpleFoam | CPU of the start |",
         "|---|---|---|---|---|---|---|",
