@@ -46,7 +46,7 @@ class Scale:
 
 _REST = (np.inf, 1.0)
 LAWSON = "T. V. Lawson (1990), The determination of the wind environment of a building complex before construction, TVL 9025; as used by the London Docklands Development Corporation (LDDC), mean speeds"  # noqa: E501
-NEN = "NEN 8100:2006, Wind comfort and wind danger in the built environment, tables 2 and 3"
+NEN = "NEN 8100:2006, Wind comfort and wind danger in the built environment"
 
 SCALES = (
     Scale(

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from farfield.data.vtk import write_vtk
 from farfield.files import atomic_path, atomic_write_text, refuse_overwriting, write_table
+from farfield.problems.urban_wind.buildings import DOMAIN_HEIGHT, SIDE_MARGIN
 from farfield.problems.urban_wind.city_files import inputs, place, progress, read_points
 from farfield.problems.urban_wind.comfort import HEIGHT, SCALES, SPEEDS, Scale
 from farfield.problems.urban_wind.formats import Buildings, read_buildings
@@ -34,6 +35,11 @@ Array = NDArray[np.floating]
 
 FEWEST_DIRECTIONS = 8
 COLOURS = "RdYlGn_r"  # from calm to windy
+CONFINED = (
+    f"The air around the city is a box, as in the training data: {SIDE_MARGIN:g} m beside the buildings and "
+    f"{DOMAIN_HEIGHT:g} m high (more over tall ones). It confines the wind of large cities, which is then too strong "
+    "rather than too weak."
+)
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,7 @@ def area_table(raster: Raster, comfort: Comfort, weather: Weather) -> Table:
 def _markdown(table: Table, described: dict[str, Any]) -> str:
     sources = "\n".join(f"- {source}" for source in dict.fromkeys(scale.source for scale in SCALES))
     about = f"Predicted by {described['model']} (farfield {described['farfield']}) from {described['directions']} "
-    about += f"directions, z0 = {described['roughness']:g} m; weather: {described['weather']}."
+    about += f"directions, z0 = {described['roughness']:g} m; weather: {described['weather']}.\n\n{CONFINED}"
     return f"# Pedestrian comfort and safety\n\n{about}\n\n{table.markdown()}\nCriteria:\n\n{sources}\n"
 
 
