@@ -25,7 +25,7 @@ from small import assert_same_run, losses, training_run
 from farfield.problems import problem_named, problem_of
 from farfield.runs.config import TrainingConfig
 from farfield.runs.run import Run
-from farfield.runs.weights import load_weights, save_weights
+from farfield.runs.weights import load_state, load_weights, save_weights
 from farfield.training.loop import Diverged, Interrupted, fit
 from farfield.training.optimisers import learning_rate
 
@@ -269,7 +269,9 @@ def test_damaged_and_foreign_checkpoints_are_refused(tiny, tmp_path):
     for length in (0, 1, 100, *range(1000, len(content), len(content) // 12), len(content) - 1):
         run.state_path.write_bytes(content[:length])
         with pytest.raises(ValueError, match=r"state\.pt is truncated or damaged"):
-            train(config_of(run), run.folder, resume=True)
+            load_state(run.state_path)
+    with pytest.raises(ValueError, match=r"state\.pt is truncated or damaged"):
+        train(config_of(run), run.folder, resume=True)
     wider = train(tiny.changed({"training.steps": 4, "model.width": 36}), tmp_path / "wider")
     run.state_path.write_bytes(wider.state_path.read_bytes())
     with pytest.raises(ValueError, match=r"another model: embed.weight should be \(24, 3\), is \(36, 3\).* more"):
