@@ -1,4 +1,4 @@
-"""NPZ and plain HDF5 files as data: arrays by the names that :mod:`farfield.data.arrays` tells.
+"""NPZ and plain HDF5 files as data: arrays by the names that :mod:`.grids` and :mod:`.clouds` tell.
 
 One file holds all simulations of a grid, or each file one simulation, of a grid (``states/<name>`` or
 ``outputs/<name>``, as :meth:`farfield.data.dataset.Dataset.save` writes) or of points (``positions``). In HDF5 groups
@@ -16,15 +16,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from farfield.data.arrays import (
-    GridArrays,
-    Hints,
-    PointClouds,
-    Simulation,
-    cloud_simulation,
-    cloud_spec,
-    grid_arrays,
-)
+from farfield.data.clouds import PointClouds, Simulation, cloud_simulation, cloud_spec
+from farfield.data.grids import GridArrays, grid_arrays
+from farfield.data.hints import Hints
 from farfield.files import read_arrays
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from farfield.data.arrays import usual_distance
+from farfield.data.clouds import usual_distance
 from farfield.data.source import Source
 
 _SPACINGS = 2.0  # points may lie so many times closer or further apart than usual

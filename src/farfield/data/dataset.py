@@ -15,9 +15,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from farfield.data.arrays import Hints, grid_arrays, point_clouds
 from farfield.data.check import check_source
+from farfield.data.clouds import point_clouds
 from farfield.data.description import DESCRIPTION, write_description
+from farfield.data.grids import grid_arrays
+from farfield.data.hints import Hints
 from farfield.data.source import Selection, Source
 from farfield.data.spec import SampleSpec, grouped
 from farfield.data.splits import checked_splits, default_splits

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError
 
-from farfield.data.arrays import Hints
+from farfield.data.hints import Hints
 from farfield.data.spec import SampleSpec
 from farfield.files import atomic_write_text
 from farfield.settings import Strict

@@ -16,7 +16,8 @@ import numpy as np
 import pyvista as pv
 from numpy.typing import NDArray
 
-from farfield.data.arrays import Hints, PointClouds, Simulation, cloud_simulation, cloud_spec
+from farfield.data.clouds import PointClouds, Simulation, cloud_simulation, cloud_spec
+from farfield.data.hints import Hints
 
 _NUMBERED = re.compile(r"^(.*?)[_\-.]?(\d+)$")
 _HELPERS = ("vtkOriginalPointIds", "vtkOriginalCellIds", "vtkGhostType", "vtkValidPointMask")
@@ -77,7 +78,7 @@ def _series(paths: Sequence[Path], hints: Hints) -> list[list[Path]]:
 
 
 def _read(files: Sequence[Path], hints: Hints) -> dict[str, Any]:
-    """One simulation as a mapping (see :func:`farfield.data.arrays.point_clouds`)."""
+    """One simulation as a mapping (see :func:`farfield.data.clouds.point_clouds`)."""
     if files[0].suffix == ".pvd":
         reader = pv.get_reader(str(files[0]))
         meshes = []

@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from farfield.data.arrays import BOUNDARIES, Hints, component_names, make_spec
+from farfield.data.hints import BOUNDARIES, Hints, component_names, make_spec
 from farfield.data.source import Cloud
 
 _ORDERS = ("t0_fields", "t1_fields", "t2_fields")
