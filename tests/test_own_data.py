@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 import farfield as ff
 from farfield.cli import app
 from farfield.data.samples import Samples, collate
+from farfield.models.for_data import build_network
+from farfield.problems.own import default_run
 from farfield.training.tasks import Spoiling
 
 QUIET = Console(quiet=True)
@@ -210,6 +212,24 @@ def test_windows_and_mirror_images_keep_fields_and_inputs_together():
         Samples(waves().source, waves().statistics(), symmetries=True)
     with pytest.raises(ValueError, match="are for grids"):
         Samples(plates().source, plates().statistics(), crop=(3, 3))
+
+
+@pytest.mark.parametrize("encoding", ["rope", "laape"])
+def test_shifting_around_a_periodic_domain_shifts_the_prediction(encoding):
+    """RoPE sees no images of keys: its wavelengths divide the period instead."""
+    T = np.random.default_rng(0).random((3, 2, 8, 8))
+    data = ff.Dataset.from_arrays({"T": T}, spacing=(1.0, 1.0), time_step=0.5, boundary="periodic")
+    config = default_run(data, "", encoding, changes={"model.width": 24, "model.heads": 2, "model.depth": 2})
+    model = build_network(data.spec, config.encoding, config.model)
+    features, cloud = torch.randn(1, 8, 8, 1), data.source.cloud(0)
+    where, period = torch.from_numpy(data.spec.normalise_positions(cloud.points)), data.spec.period(cloud.extent)
+    with torch.no_grad():
+        plain, shifted = (
+            model(fields.reshape(1, 64, 1), where, period=period).reshape(1, 8, 8, 1)
+            for fields in (features, features.roll((3, 5), (1, 2)))
+        )
+    assert torch.allclose(plain.roll((3, 5), (1, 2)), shifted, atol=1e-4)
+    assert not torch.allclose(plain, shifted, atol=1e-2)
 
 
 def test_minutes_become_steps_that_are_written_down(tmp_path):
