@@ -102,6 +102,14 @@ def test_splits_are_disjoint_and_whole(simulations):
     assert len(splits["train"]) >= len(splits["validation"]) == len(splits["test"])
 
 
+def test_simulations_may_be_left_out_of_all_splits():
+    T = grid()
+    T[5] = T[0]  # the same twice, but one of them is not used
+    data = from_arrays(fields={"T": T}, inputs={}, parameters={}, log=(), splits={"train": [0, 1], "validation": [2]})
+    data.check()
+    assert data.splits["test"] == []
+
+
 @pytest.mark.parametrize("kind", ["grid", "steady grid", "points", "points in time"])
 def test_what_is_saved_is_what_is_read(tmp_path, kind):
     if kind == "grid":

@@ -20,10 +20,12 @@ def check_source(source: Source, splits: Mapping[str, Sequence[int]]) -> None:
     owner = {number: name for name, numbers in splits.items() for number in numbers}
     for simulation in range(len(source)):
         _check_simulation(source, simulation)
+        if simulation not in owner:
+            continue
         first = hashlib.sha256(source.read(simulation, slice(0, 2)).tobytes() + source.inputs(simulation).tobytes())
         first.update(source.parameters(simulation).tobytes())
         other = seen.setdefault(first.digest(), simulation)
-        if owner.get(other) != owner.get(simulation):
+        if owner[other] != owner[simulation]:
             raise ValueError(
                 f"{source.name(other)} ({owner[other]}) and {source.name(simulation)} ({owner[simulation]}) are the "
                 "same simulation: a model must not be judged on what it has seen; leave one of them out"
