@@ -1,6 +1,7 @@
 """The documentation: ``make docs``. No network, no warning; snippets are run before anything is written."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pages  # noqa: E402
 
 from farfield.version import __version__  # noqa: E402
 
+SOURCE = "https://github.com/farfield-operators/farfield/blob/main"
 project, author, release = "farfield", "the farfield authors", __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
 myst_enable_extensions = ["dollarmath", "deflist", "colon_fence"]
@@ -27,14 +29,26 @@ linkcheck_ignore = [r"https?://.*"]  # no network: only what is here is checked
 
 
 def setup(app):
-    """A bar in a docstring is an absolute value, not a substitution."""
+    """What is read is made fit for Sphinx."""
 
     def plain(app, what, name, obj, options, lines):
+        """A bar in a docstring is an absolute value, not a substitution."""
         for number, line in enumerate(lines):
             parts = line.split("``")  # every other one is literal
             lines[number] = "``".join(p if i % 2 else p.replace("|", "\\|") for i, p in enumerate(parts))
 
+    def outward(app, name, source):
+        """Links to what is not part of the site lead to the source's page."""
+
+        def link(found):
+            target = (HERE / name).parent.joinpath(found[2]).resolve()
+            inside = target.is_relative_to(HERE)
+            return found[0] if inside else f"[{found[1]}]({SOURCE}/{target.relative_to(HERE.parent)})"
+
+        source[0] = re.sub(r"(?<!!)\[([^\]]*)\]\((\.\.?/[^)#]+)\)", link, source[0])
+
     app.connect("autodoc-process-docstring", plain, priority=900)
+    app.connect("source-read", outward)
 
 
 pages.write_generated(HERE / "generated")
