@@ -48,6 +48,7 @@ def train(
     accelerator: str = "auto",
     devices: int = 1,
     nodes: int = 1,
+    per_domain: int = 1,
     console: Console | None = None,
 ) -> Run:
     """Train a model on a user's own data into the folder ``out``; returns the run.
@@ -58,6 +59,7 @@ def train(
         minutes: how long it may take here; the number of steps follows from the measured speed, and is written into
             the run's config.yaml, so that a repetition is exact.
         settings: changes by name, e.g. ``{"model.width": 96, "encoding.decay_length": 120.0}``.
+        devices, nodes, per_domain: processes per machine, machines, and how many processes share each domain.
     """
     run = Run(out)
     run.check_new()
@@ -69,7 +71,8 @@ def train(
             f"{opened.spec.problem} is a built-in problem: give your data another name (dataset.yaml: problem)"
         )
     config = default_run(opened, str(folder), cast(EncodingName, encoding), seed, settings)
-    launched = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "console": console}
+    launched = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "per_domain": per_domain}
+    launched |= {"console": console}
     return _fit(own_problem(opened.spec, opened), config, run, minutes, launched)
 
 
@@ -82,6 +85,9 @@ def finetune(
     minutes: float | None = None,
     settings: Mapping[str, Any] | None = None,
     accelerator: str = "auto",
+    devices: int = 1,
+    nodes: int = 1,
+    per_domain: int = 1,
     console: Console | None = None,
 ) -> Run:
     """Continue from a run's best weights on a few (larger) simulations, with a part of its old data mixed in.
@@ -89,6 +95,7 @@ def finetune(
     The rate is a tenth of the run's. Both sizes are evaluated before and after: ``RUN/finetune.csv``.
     """
     from farfield.evaluation.own import test_simulations
+    from farfield.training.loop import is_first_process
 
     base, run = Run.find(run_folder), Run(out)
     run.check_new()
@@ -105,7 +112,10 @@ def finetune(
         "training.final_learning_rate": min(config.training.final_learning_rate, rate),
     }  # fmt: skip
     config = config.changed({**changes, **(settings or {})})
-    _fit(own_problem(problem.spec, opened), config, run, minutes, {"accelerator": accelerator, "console": console})
+    launched = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "per_domain": per_domain}
+    _fit(own_problem(problem.spec, opened), config, run, minutes, {**launched, "console": console})
+    if not is_first_process():
+        return run
     sizes = {"own": Dataset(test_simulations(base)), "new": opened}
     rows = []
     for stage, trained in (("before", base), ("after", run)):
@@ -182,9 +192,11 @@ def _on_disk(data: Dataset | str | Path, run: Run, whole: bool = False) -> tuple
 
 def _fit(problem: Problem, config: RunConfig, run: Run, minutes: float | None, launched: Mapping[str, Any]) -> Run:
     from farfield.training.budget import steps_within
-    from farfield.training.loop import fit
+    from farfield.training.loop import fit, is_first_process
 
-    if minutes is not None:
+    if minutes is not None and not is_first_process() and run.config_path.exists():
+        config = problem.config(run)  # what the first process has measured
+    elif minutes is not None:
         steps = steps_within(problem.task(config), config.training, minutes)
         config = config.changed({"training.steps": steps, "training.validate_every": max(1, steps // 10)})
     fit(problem, config, run, **launched)

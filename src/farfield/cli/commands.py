@@ -123,6 +123,9 @@ def train(
     nodes: int = typer.Option(
         1, min=1, help="Machines; start the same command on each (torchrun and SLURM are understood)."
     ),
+    per_domain: int = typer.Option(
+        1, min=1, help="So many of the processes share each domain, for those that fit no single device."
+    ),
 ) -> None:
     """Train one model on a dataset. Ctrl-C saves and leaves; --resume continues.
 
@@ -147,7 +150,8 @@ def train(
 
         _only_without("own data has no presets", preset=preset, data=data)
         out = out or Path("runs") / f"{Path(problem).resolve().stem}-{encoding or 'laape'}-seed{seed or 0}"
-        launch = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "console": console}
+        launch = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "per_domain": per_domain}
+        launch["console"] = console
         options = {"encoding": encoding or "laape", "minutes": minutes, "seed": seed or 0}
         api.train(problem, out=out, settings=parse_settings(settings), **options, **launch)  # type: ignore[arg-type]
         _next(f"farfield evaluate {out}", "or with --data LARGE, on larger domains")
@@ -256,6 +260,11 @@ def finetune(
     ),
     settings: list[str] = typer.Option([], "--set", help="A setting of the run, e.g. old_share=0.3; repeatable."),
     accelerator: str = typer.Option("auto", help="auto, cpu or cuda."),
+    devices: int = typer.Option(1, min=1, help="Processes on this machine, one per GPU."),
+    nodes: int = typer.Option(1, min=1, help="Machines; start the same command on each."),
+    per_domain: int = typer.Option(
+        1, min=1, help="So many of the processes share each domain, for those that fit no single device."
+    ),
 ) -> None:
     """Continue a run on a few large simulations, with a part of its old data mixed in; errors before and after.
 
@@ -266,10 +275,22 @@ def finetune(
     _there(run, data)
     from farfield import api
     from farfield.runs.config import parse_settings
+    from farfield.training.loop import is_first_process
 
     done = api.finetune(
-        run, data, out=out, minutes=minutes, settings=parse_settings(settings), accelerator=accelerator, console=console
+        run,
+        data,
+        out=out,
+        minutes=minutes,
+        settings=parse_settings(settings),
+        accelerator=accelerator,
+        devices=devices,
+        nodes=nodes,
+        per_domain=per_domain,
+        console=console,
     )
+    if not is_first_process():
+        return
     with (done.folder / "finetune.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             if row["metric"] in ("l1", "l1_step"):

@@ -8,11 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from farfield.attention import Group
+from farfield.attention import Encoding, Group
+from farfield.attention.bisection import split_grid, split_points
 from farfield.attention.sharded import exchange
+from farfield.models.tokens import grid_of
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -86,3 +90,20 @@ def whole_grid(positions: Tensor, spacing: Sequence[float], group: Group) -> tup
     first, last = (((t - low) / step).round().long().tolist() for t in ends[group.rank])
     cells = (((high - low) / step).round().long() + 1).tolist()
     return tuple((a, b + 1) for a, b in zip(first, last, strict=True)), tuple(cells)
+
+
+def domain_parts(model: nn.Module, positions: Tensor, parts: int) -> list[NDArray[np.int64]]:
+    """Which points (N, P), in the model's units, go to which part: blocks between patches, or parts of equal cost."""
+    tokens = getattr(model, "tokens", None)
+    if tokens is None:
+        encoding = getattr(model, "encoding", None)
+        local = encoding if isinstance(encoding, Encoding) and encoding.local else None  # RoPE is refused by the plan
+        return split_points(positions.detach().cpu(), parts, local)
+    cells, rows = grid_of(positions, model.cell_spacing)  # type: ignore[arg-type]
+    where = np.unravel_index(rows.numpy(), cells)
+    return [
+        np.flatnonzero(
+            np.logical_and.reduce([(at >= cut.start) & (at < cut.stop) for at, cut in zip(where, block, strict=True)])
+        )
+        for block in split_grid(cells, parts, tokens.patch)
+    ]

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from farfield.attention import Encoding, Group
-from farfield.attention.bisection import split_grid, split_points
+from farfield.attention import Group
+from farfield.attention.bisection import split_grid
 from farfield.data.source import Cloud
 from farfield.files import atomic_path, atomic_write_text, fingerprint
-from farfield.models.tokens import grid_of
+from farfield.models.grid_part import domain_parts
 from farfield.prediction.files import copy_frame, open_states, read_states
 from farfield.prediction.stepping import Predictor
 from farfield.prediction.trained import Trained
@@ -137,16 +137,9 @@ def _chosen(values: NDArray, index: NDArray[np.int64], vector: bool) -> NDArray:
 
 
 def parts_of(predictor: Trained, points: NDArray[np.float64], group: Group) -> NDArray[np.int64]:
-    """The points of this member; of a grid of patches, a block that is cut between them."""
-    if (tokens := getattr(predictor.model, "tokens", None)) is not None:
-        cells, rows = grid_of(torch.from_numpy(points), predictor.spacing)
-        block = split_grid(cells, group.size, tokens.patch)[group.rank]
-        where = np.unravel_index(rows.numpy(), cells)
-        inside = [(axis >= cut.start) & (axis < cut.stop) for axis, cut in zip(where, block, strict=True)]
-        return np.flatnonzero(np.logical_and.reduce(inside))
-    encoding = getattr(predictor.model, "encoding", None)
-    local = encoding if isinstance(encoding, Encoding) and encoding.local else None  # else refused, with the reason
-    return split_points(points * np.asarray(predictor.position_scale), group.size, local)[group.rank]
+    """The points of this member."""
+    where = torch.from_numpy(points * np.asarray(predictor.position_scale))
+    return domain_parts(predictor.model, where, group.size)[group.rank]
 
 
 class Writer(ABC):

@@ -24,10 +24,12 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from farfield.models.transformer_operator import TransformerOperator
 from farfield.runs.config import RunConfig, TrainingConfig
 from farfield.runs.run import Run
 from farfield.runs.weights import fill, load_state, restore_optimisers, save_state, save_weights
 from farfield.training import Interrupted
+from farfield.training.domain import OverDomain, check_per_domain, domain_group
 from farfield.training.optimisers import build_optimisers, learning_rate, update_average
 from farfield.training.progress import Log, StopRequest
 
@@ -106,15 +108,21 @@ def fit(
     accelerator: str = "auto",
     devices: int = 1,
     nodes: int = 1,
+    per_domain: int = 1,
     console: Console | None = None,
 ) -> None:
-    """Train what ``config`` says into the folder of ``run``, or continue it there."""
+    """Train what ``config`` says into the folder of ``run``, or continue it there.
+
+    ``per_domain`` processes share the points of every item (:mod:`farfield.training.domain`).
+    """
     task = problem.task(config)
-    check_sizes(task, config.training, devices * nodes)  # before the folder holds anything
+    check_per_domain(task.model, devices * nodes, per_domain)
+    check_sizes(task, config.training, devices * nodes // per_domain)  # before the folder holds anything
     # and that before the other processes start: they must not wait for one that has failed
     with run.begun(config, task.dataset, resume) if is_first_process() else nullcontext():
         fabric = start_fabric(accelerator, devices, nodes)
-        train(task, config.training, config.seed, run, fabric, resume=resume, console=console or Console())
+        console = console or Console()
+        train(task, config.training, config.seed, run, fabric, resume=resume, per_domain=per_domain, console=console)
 
 
 def check_sizes(task: Task, config: TrainingConfig, processes: int) -> None:
@@ -132,7 +140,15 @@ def check_sizes(task: Task, config: TrainingConfig, processes: int) -> None:
 
 
 def train(
-    task: Task, config: TrainingConfig, seed: int, run: Run, fabric: Fabric, *, resume: bool, console: Console
+    task: Task,
+    config: TrainingConfig,
+    seed: int,
+    run: Run,
+    fabric: Fabric,
+    *,
+    resume: bool,
+    console: Console,
+    per_domain: int = 1,
 ) -> None:
     """Train ``task`` to the end, leaving everything in the run's folder.
 
@@ -150,6 +166,12 @@ def train(
     optimisers = build_optimisers(task.model, config, dtype)
     model, *optimisers = fabric.setup(task.model, *optimisers)
     average = copy.deepcopy(task.model).requires_grad_(False) if config.average else task.model
+    replica, replicas = fabric.global_rank // per_domain, fabric.world_size // per_domain
+    learner, judge = model, average
+    domain = domain_group(fabric.world_size, per_domain, fabric.device.type)
+    if domain is not None:
+        assert isinstance(task.model, TransformerOperator) and isinstance(average, TransformerOperator)
+        learner, judge = OverDomain(model, task.model, domain), OverDomain(average, average, domain)
 
     first, best, seconds = 0, math.inf, 0.0
     if resume:
@@ -187,8 +209,8 @@ def train(
             },
         )
 
-    batches = _batches(task, config, seed, first, steps, fabric)
-    held_out = _validation_groups(task.validation_data, config, fabric)
+    batches = _batches(task, config, seed, first, steps, fabric, replica, replicas)
+    held_out = _validation_groups(task.validation_data, config, replica, replicas)
     stop = StopRequest()
     if main:
         run.note_command(seed, str(dtype).removeprefix("torch."), fabric.world_size)
@@ -199,7 +221,7 @@ def train(
     try:
         for step in range(first, steps):
             began = time.perf_counter()
-            torch.manual_seed(_seed_of(seed, step, fabric.global_rank))
+            torch.manual_seed(_seed_of(seed, step, replica))
             rate = learning_rate(step, steps, config)
             for optimiser in optimisers:
                 for group in optimiser.param_groups:
@@ -209,7 +231,7 @@ def train(
                 batch = next(batches)
                 with fabric.no_backward_sync(model, enabled=part < config.accumulation - 1):
                     with autocast():
-                        loss = task.loss(model, batch) / config.accumulation
+                        loss = task.loss(learner, batch) / config.accumulation
                     fabric.backward(scaler.scale(loss))
                 total, points = total + loss.detach(), points + task.points(batch)
             # one exchange per step: the mean loss, and whether any process was asked to stop
@@ -235,11 +257,11 @@ def train(
 
             done, now = step + 1, time.perf_counter()
             seconds = now - started
-            speed = points * fabric.world_size / (now - began)
+            speed = points * replicas / (now - began)
             if log:
                 log.step(done, step // steps_per_epoch, loss_value, rate, speed, seconds)
             if done % config.validate_every == 0 or done == steps:
-                judged = _validate(task, average, held_out, fabric, autocast)
+                judged = _validate(task, judge, held_out, fabric, autocast)
                 seconds = time.perf_counter() - started
                 if not math.isfinite(judged):
                     raise Diverged(
@@ -266,14 +288,23 @@ def train(
             log.close()
 
 
-def _batches(task: Task, config: TrainingConfig, seed: int, first: int, steps: int, fabric: Fabric) -> Iterator[Any]:
+def _batches(
+    task: Task,
+    config: TrainingConfig,
+    seed: int,
+    first: int,
+    steps: int,
+    fabric: Fabric,
+    replica: int,
+    replicas: int,
+) -> Iterator[Any]:
     """This process' (parts of) batches from step ``first`` on.
 
     Items are made in this process, not by workers: random crops then follow from the step's seed, and a resumed run
     draws the same.
     """
     data = task.training_data
-    order = _order(len(data), config, seed, first, steps, fabric.global_rank, fabric.world_size)  # type: ignore[arg-type]
+    order = _order(len(data), config, seed, first, steps, replica, replicas)  # type: ignore[arg-type]
     loader: DataLoader = DataLoader(data, batch_sampler=order, collate_fn=task.collate, generator=torch.Generator())
     return (fabric.to_device(batch) for batch in loader)
 
@@ -299,13 +330,13 @@ def _seed_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _validation_groups(data: Dataset, config: TrainingConfig, fabric: Fabric) -> list[list[int]]:
+def _validation_groups(data: Dataset, config: TrainingConfig, replica: int, replicas: int) -> list[list[int]]:
     """This process' validation items, drawn once and for all, in batches."""
     items = len(data)  # type: ignore[arg-type]
     wanted = min(items, config.validation_items or items)
     drawn = torch.randperm(items, generator=torch.Generator().manual_seed(0))[:wanted].sort().values
-    chosen = drawn[fabric.global_rank :: fabric.world_size].tolist()
-    size = config.batch_size // config.accumulation // fabric.world_size
+    chosen = drawn[replica::replicas].tolist()
+    size = config.batch_size // config.accumulation // replicas
     return [chosen[start : start + size] for start in range(0, len(chosen), size)]
 
 
