@@ -1,13 +1,18 @@
 """``farfield predict`` overwrites nothing unasked, and says where states leave what was seen in training."""
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import pyvista as pv
 from typer.testing import CliRunner
 
 import farfield as ff
 from farfield.cli import app
+from farfield.data.dataset import Dataset
+from farfield.data.opening import open_dataset
+from farfield.prediction.own_files import predict_dataset
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +81,17 @@ def test_a_prediction_that_is_no_number_any_more_is_told_at_its_step(water):
     model._change = (model._change[0], model._change[1] * 1e200)  # whatever it predicts is far too much
     with np.load(water) as state, pytest.warns(UserWarning, match=r"step 2: \d+ of 128 values of h are not finite"):
         model.rollout({"v": state["v"], "h": state["h"]}, state["positions"], 3)
+
+
+def test_a_vtk_file_of_steps_holds_the_last_state_however_many_there_are(tmp_path):
+    """Also where there are as many states as points, which look alike."""
+    waves = np.random.default_rng(0).normal(size=(1, 4, 6))
+    Dataset.from_arrays({"T": waves}, spacing=1.0, time_step=0.5).save(tmp_path / "data")
+    spec = open_dataset(tmp_path / "data").spec
+    adding = SimpleNamespace(  # a model that adds one in every step
+        spec=spec,
+        fields=spec.fields,
+        rollout=lambda state, points, steps, **_: {"T": np.stack([state["T"] + k for k in range(steps + 1)])},
+    )
+    predict_dataset(adding, tmp_path / "data", tmp_path / "out.vtu", steps=5)
+    np.testing.assert_allclose(pv.read(tmp_path / "out.vtu").point_data["T"], waves[0, 0] + 5, rtol=1e-6)

@@ -203,7 +203,8 @@ class Dataset:
             path = folder / f"simulation_{simulation:0{digits}d}.npz"
             with atomic_path(path) as partial, partial.open("wb") as file:
                 np.savez(file, **dict(self._arrays(simulation)))  # type: ignore[arg-type]
-        write_description(folder / DESCRIPTION, self.spec, chosen)
+        # one or two simulations, as to fine-tune on, make no splits: they are used whole
+        write_description(folder / DESCRIPTION, self.spec, chosen if chosen["validation"] else None)
         return folder
 
     def _arrays(self, simulation: int) -> Iterator[tuple[str, NDArray]]:

@@ -64,6 +64,8 @@ def predict_dataset(
         else:
             state = named(predictor, data.source.read(simulation)[start])
             fields = predictor.rollout(state, cloud.points, steps, extent=cloud.extent, boundary=cloud.flags, **given)
+            if name.suffix != ".npz":  # a file of one moment
+                fields = {field: states[-1] for field, states in fields.items()}
         write_fields(name, cloud, fields)
     return f"{out}: {len(data)} simulation{'s' * (len(data) > 1)} predicted"
 
@@ -91,7 +93,7 @@ def given_to(predictor: Trained, source: Source, simulation: int) -> dict[str, A
 
 
 def write_fields(path: Path, cloud: Cloud, fields: Mapping[str, NDArray]) -> None:
-    """Fields at points, to NPZ, or as points with data to VTK (of steps, the last state)."""
+    """Fields at points, to NPZ, or as points with data to VTK."""
     if path.suffix != ".npz":
         import pyvista as pv
 
@@ -101,7 +103,7 @@ def write_fields(path: Path, cloud: Cloud, fields: Mapping[str, NDArray]) -> Non
         corners[:, : cloud.points.shape[1]] = cloud.points
         mesh = pv.PolyData(corners)
         for name, values in fields.items():
-            mesh.point_data[name] = values if values.shape[0] == len(cloud) else values[-1]
+            mesh.point_data[name] = values
         write_vtk(path, mesh if path.suffix == ".vtp" else mesh.cast_to_unstructured_grid())
         return
     with atomic_path(path) as partial, partial.open("wb") as file:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 def page(template: str, data: dict[str, Any]) -> str:
     """A template of this folder with ``data`` inside."""
-    inside = json.dumps(data).replace("</", "<\\/")  # a name in it cannot end the script
+    inside = json.dumps(data).replace("<", "\\u003c")  # a name in it cannot end the script
     return (Path(__file__).parent / template).read_text(encoding="utf-8").replace("/*DATA*/", inside)
 
 
