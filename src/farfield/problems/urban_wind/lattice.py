@@ -92,6 +92,11 @@ class Lattice:
         """(Z, Y, X): share of each cell that is air."""
         return np.float32(1) - self.solid
 
+    @cached_property
+    def _air_of_cells(self) -> NDArray[np.float32]:
+        """Share of air of each cell, in the order (Y, X, Z), and a little everywhere."""
+        return (self.fluid.transpose(1, 2, 0) + np.float32(1e-3)).reshape(-1)
+
     def corners(self, points: Array) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The cells around each point (N, 3), as indices into (Y, X, Z), and their weights: (N, K) each, K up to 8.
 
@@ -110,7 +115,7 @@ class Lattice:
             low = at.astype(np.int64)
             part = (at - low).astype(np.float32)
             ends.append(((low, 1 - part), (np.minimum(low + 1, count - 1), part)))
-        air = self.fluid.transpose(1, 2, 0).reshape(-1)
+        air = self._air_of_cells
         index, weight = [], []
         for i, along_x in ends[0]:
             for j, along_y in ends[1]:
@@ -120,7 +125,7 @@ class Lattice:
                         continue
                     cell = (j * along + i) * levels + k
                     index.append(cell)
-                    weight.append(linear * (air[cell] + np.float32(1e-3)))
+                    weight.append(linear * air[cell])
         weights = np.stack(weight, axis=1)
         return np.stack(index, axis=1), weights / weights.sum(1, keepdims=True)
 

@@ -46,16 +46,8 @@ _BETWEEN: Field = np.diff(HEIGHTS).astype(np.float32)[:, None, None]  # m from l
 
 def nearness_of_walls(lattice: Lattice, memory: float = WALL_MEMORY) -> Field:
     """(4, Z, Y, X): looking along -x, +x, -y, +y, near 1 beside a wall and exp(-r / memory) at r metres from it."""
-    fade = np.float32(np.exp(-lattice.spacing / memory))
     out = np.empty((4, *lattice.shape), dtype=np.float32)
-    for number, (axis, backwards) in enumerate(((2, False), (2, True), (1, False), (1, True))):
-        solid, kept = (np.moveaxis(field, axis, 0) for field in (lattice.solid, out[number]))
-        if backwards:
-            solid, kept = solid[::-1], kept[::-1]
-        seen = np.zeros_like(solid[0])
-        for i in range(len(solid)):
-            seen = solid[i] + (1 - solid[i]) * fade * seen
-            kept[i] = seen
+    _look_around(lattice.solid, np.float32(np.exp(-lattice.spacing / memory)), out)
     return out
 
 
@@ -172,8 +164,9 @@ class Openings:
         out = np.zeros((3, *self.lattice.shape), dtype=np.float32)
         for number, (axis, share, normal) in enumerate(zip((2, 1, 0), self.share, velocity, strict=True)):
             a, b = _pair(out[number], axis)
-            a += share * normal / 2
-            b += share * normal / 2
+            half = share * normal * np.float32(0.5)
+            a += half
+            b += half
         return out * self.lattice.inside
 
 
@@ -188,21 +181,11 @@ def pressure_of(openings: Openings, wind: Faces, roughness: float, deficit: Fiel
     u0 = _inflow(roughness)
     cells = openings.at_cells(wind)
     cells[0] += np.where(lattice.inside, 0, u0)  # what enters
-    inside = np.broadcast_to(lattice.inside, lattice.shape)
     force = np.zeros((3, *lattice.shape), dtype=np.float32)
     h = lattice.spacing
-    columns = np.full((1, 1, 1), h, dtype=np.float32)
-    sizes: tuple[Field, Field, Field] = (columns, columns, THICKNESS)
-    for axis, share, normal, size in zip((2, 1, 0), openings.share, wind, sizes, strict=True):
-        flux = share * normal
-        within = np.logical_and(*_pair(inside, axis))
-        for component in range(3):
-            a, b = _pair(cells[component], axis)
-            carried = flux * np.where(within, (a + b) / 2, np.where(flux > 0, a, b))
-            out_a, out_b = _pair(force[component], axis)
-            size_a, size_b = (size, size) if axis else (size[:-1], size[1:])
-            out_a -= carried / size_a
-            out_b += carried / size_b
+    for axis, share, normal in zip((2, 1, 0), openings.share, wind, strict=True):
+        sizes = THICKNESS[:, 0, 0] if axis == 0 else np.full(len(THICKNESS), h, dtype=np.float32)
+        _take_momentum(cells, share * normal, lattice.inside, sizes, axis, force)
     # Behind solids the deficit shrinks without any pressure: the stress of the turbulence gives the momentum back.
     force[0, :, :, 1:] -= u0 * u0 * (deficit[:, :, 1:] - deficit[:, :, :-1]) / h
     force *= openings.active
@@ -269,11 +252,13 @@ def _empty_box(lattice: Lattice):  # type: ignore[no-untyped-def]
     h = lattice.spacing
     scale = 1 / (z_values[:, None, None] + (y_values[:, None] + x_values) / h**2)
     scale = scale.astype(np.float32)
+    x_back, y_there = np.ascontiguousarray(x_waves.T), np.ascontiguousarray(y_waves.T)  # faster than turned views
 
     def inverse(residual: Field) -> Field:
         field = (modes.T @ residual.reshape(levels, -1)).reshape(levels, across, along)
-        field = (y_waves.T @ (field @ x_waves)) * scale
-        field = (y_waves @ field) @ x_waves.T
+        field = y_there @ (field @ x_waves)
+        field *= scale
+        field = (y_waves @ field) @ x_back
         return np.asarray((modes @ field.reshape(levels, -1)).reshape(levels, across, along))
 
     return inverse
@@ -301,3 +286,45 @@ def _balance(phi: Field, along: Field, across: Field, up: Field, out: Field) -> 
                 if k < levels - 1:
                     total += up[k, j, i] * (here - phi[k + 1, j, i])
                 out[k, j, i] = total
+
+
+@numba.njit(cache=True)
+def _look_around(solid: Field, fade: np.float32, out: Field) -> None:  # pragma: no cover - compiled
+    """m_i = s_i + (1 - s_i) m_{i-1} fade  along +x, -x, +y and -y."""
+    levels, rows, columns = solid.shape
+    for k in range(levels):
+        for j in range(rows):
+            behind, ahead = np.float32(0.0), np.float32(0.0)
+            for i in range(columns):
+                s, t = solid[k, j, i], solid[k, j, columns - 1 - i]
+                behind, ahead = s + (1 - s) * fade * behind, t + (1 - t) * fade * ahead
+                out[0, k, j, i], out[1, k, j, columns - 1 - i] = behind, ahead
+        for j in range(rows):
+            for i in range(columns):
+                last = rows - 1 - j
+                right = out[2, k, j - 1, i] if j else np.float32(0.0)
+                left = out[3, k, last + 1, i] if j else np.float32(0.0)
+                s, t = solid[k, j, i], solid[k, last, i]
+                out[2, k, j, i], out[3, k, last, i] = s + (1 - s) * fade * right, t + (1 - t) * fade * left
+
+
+@numba.njit(cache=True)
+def _take_momentum(
+    cells: Field, flux: Field, inside: NDArray[np.bool_], sizes: Field, axis: int, force: Field
+) -> None:  # pragma: no cover - compiled
+    """force -= div(flux velocity)  through the faces along an axis: central, but upwind where air enters or leaves."""
+    up, across, along = int(axis == 0), int(axis == 1), int(axis == 2)
+    levels, rows, columns = flux.shape
+    for k in range(levels):
+        for j in range(rows):
+            for i in range(columns):
+                through = flux[k, j, i]
+                if through == 0:
+                    continue
+                k2, j2, i2 = k + up, j + across, i + along
+                within = inside[j, i] and inside[j2, i2]
+                for component in range(3):
+                    a, b = cells[component, k, j, i], cells[component, k2, j2, i2]
+                    carried = through * ((a + b) / 2 if within else (a if through > 0 else b))
+                    force[component, k, j, i] -= carried / sizes[k]
+                    force[component, k2, j2, i2] += carried / sizes[k2]
