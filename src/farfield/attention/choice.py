@@ -20,6 +20,8 @@ _PER_CALL = 2_000_000
 _PER_POINT = 300
 _PER_POINT_AND_HEAD = 350
 _PER_PAIR = 1.2
+# A plan that promises to win by less than this is not worth building.
+_CLOSE = 1.1
 # Queries per tile in clouds for which the choice is close.
 _USUAL_TILE = 256
 
@@ -49,7 +51,7 @@ def choose(
             return all_pairs("reference", f"{type(encoding).__name__} does not decompose, and {pairs} pairs are few")
     if simple and not obstacle:
         share = _share_in_reach(cloud, encoding, tolerance)
-        if groups * pairs <= overhead + _PER_PAIR * share * groups * pairs:
+        if groups * pairs <= _CLOSE * (overhead + _PER_PAIR * share * groups * pairs):
             return all_pairs(
                 "dense", f"{100 * share:.0f} % of all pairs are in reach, so skipping the rest would not pay"
             )

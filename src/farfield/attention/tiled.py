@@ -24,7 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farfield.attention.certificate import FAR, SAFETY, Certificate, lowest_of, summarise_keys, summarise_queries
+from farfield.attention.certificate import (
+    FAR,
+    SAFETY,
+    Certificate,
+    Limits,
+    lowest_of,
+    summarise_keys,
+    summarise_queries,
+)
 from farfield.attention.dense import penalty_matrix
 from farfield.attention.encoding import Encoding
 from farfield.attention.kernel import (
@@ -49,7 +57,7 @@ _ALIKE = 1.25
 # Sounding must spare so many pairs: it is done tile by tile.
 _WORTH_SOUNDING = 300_000
 # The logit of a key that only fills up a table.
-_NEVER = -1e9
+_NEVER = -1e30
 # Query rows and key tiles whose masses are added up at a time: the table stays in the processor's cache.
 _ROWS = 256
 _TILES = 16
@@ -256,14 +264,22 @@ class _Loop:
             likely = torch.where((spared > _WORTH_SOUNDING) & ~self.explicit, likely, limits.needed)
         self._advance(likely, given, found)
         if self.problem.certify:
-            grown = (-lowest_of(-out.norm(dim=-1), subtiles) > limits.size).any(-1).cpu()
-            within = torch.searchsorted(self.plan.queries.start, subtiles.start[:-1], right=True) - 1
+            self._advance(self._grown(limits, out), given, found)
             wanted = self.counts.clone()
-            wanted[within[grown]] = limits.needed[within[grown]]  # it holds for any output
-            for tile in (limits.needed > torch.maximum(wanted, self.counts)).nonzero()[:, 0].tolist():
+            for tile in (limits.needed > wanted).nonzero()[:, 0].tolist():
                 wanted[tile] = self._sound(tile, int(limits.far[tile]), given, found)
             self._advance(wanted, given, found)
+            self._advance(self._grown(limits, out), given, found)
         return found
+
+    def _grown(self, limits: Limits, out: Tensor) -> Tensor:
+        """What tiles must read (Tq,) whose outputs are larger than the certificate assumed: its bound for any."""
+        subtiles = self.plan.subtiles
+        grown = (-lowest_of(-out.norm(dim=-1), subtiles) > limits.size).any(-1).cpu()
+        tiles = torch.searchsorted(self.plan.queries.start, subtiles.start[:-1], right=True)[grown] - 1
+        wanted = self.counts.clone()
+        wanted[tiles] = torch.maximum(wanted, limits.needed)[tiles]
+        return wanted
 
     def _advance(self, wanted: Tensor, given: tuple[Tensor, ...], found: tuple[Tensor, Tensor, Tensor]) -> None:
         """Let every tile read its list up to ``wanted`` (Tq,)."""
