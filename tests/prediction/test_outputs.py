@@ -95,3 +95,15 @@ def test_a_vtk_file_of_steps_holds_the_last_state_however_many_there_are(tmp_pat
     )
     predict_dataset(adding, tmp_path / "data", tmp_path / "out.vtu", steps=5)
     np.testing.assert_allclose(pv.read(tmp_path / "out.vtu").point_data["T"], waves[0, 0] + 5, rtol=1e-6)
+
+
+def test_a_picture_beside_the_output_is_not_overwritten_either(urban_run, city, tmp_path):
+    city.export(tmp_path / "city.stl")
+    (tmp_path / "flow.png").write_bytes(b"of great value")
+    wind = ["--buildings", str(tmp_path / "city.stl"), "--roughness", "0.3", "--wind-direction", "270"]
+    result = CliRunner().invoke(
+        app, ["predict", "--model", str(urban_run), *wind, "--out", str(tmp_path / "flow.vtu")], catch_exceptions=True
+    )
+    assert isinstance(result.exception, ValueError)
+    assert "flow.png exists: choose another --out, or overwrite with --force" in str(result.exception)
+    assert (tmp_path / "flow.png").read_bytes() == b"of great value" and not (tmp_path / "flow.vtu").exists()
