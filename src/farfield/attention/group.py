@@ -8,6 +8,7 @@ with what waits kept on disk: a domain larger than memory then needs the memory 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import weakref
@@ -119,6 +120,8 @@ class InTurn:
     def run(self, work: Callable[[Group], T]) -> list[T]:
         """What ``work`` returns for each member, in order. The first error of any of them is raised."""
         results: list[Any] = [None] * self.size
+        if self.folder is not None:
+            _give_memory_back()
         threads = torch.get_num_threads()
         kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
         autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
@@ -230,6 +233,14 @@ class _Member(Group):
                 _write(path, storage)
                 waiting.append((storage, path))
         return waiting
+
+
+def _give_memory_back() -> None:
+    """Let the C library return what is freed at once: it keeps some for every thread, and each member is one."""
+    with contextlib.suppress(OSError, AttributeError):  # glibc's; others have their own ways
+        library = ctypes.CDLL(None)
+        library.mallopt(-8, 1)  # M_ARENA_MAX: one store for all threads
+        library.mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: tensors of a megabyte are not kept in it
 
 
 def _write(path: Path, storage: torch.UntypedStorage) -> None:

@@ -265,10 +265,10 @@ class ShardedPlan(OfOneCloud):
         if signature != self._signature:
             self.group.agree("dtype, device, batch, heads and widths of q, k, v", tuple(map(str, signature)))
             self._signature = signature
+        self.group.set_aside(q, k, v)
+        largest = self.group.maximum(torch.stack([_longest(k), _longest(v)]))
         while True:
-            near = self._with_received(k, v)
-            largest = self.group.maximum(torch.stack([_longest(k), _longest(v)]))
-            out, wanted = None, 0.0
+            near, out, wanted = self._with_received(k, v), None, 0.0
             if self._part is None:  # no queries; but the gradients of the keys sent must find their way back
                 out = q.new_zeros((*q.shape[:3], v.shape[-1])) + 0 * sum(t.sum() for t in (q, *near))
             else:
@@ -277,10 +277,13 @@ class ShardedPlan(OfOneCloud):
                     out = here(*near, self._part)
                 except _MoreKeys as more:
                     wanted = max(more.limit, self.limit + 1.0)
+            del near  # before this member waits: members in turn share one memory
+            if out is not None:
+                self.group.set_aside(out)
             wanted = float(self.group.maximum(torch.tensor([wanted], dtype=torch.float64, device=q.device)))
             if wanted == 0 and out is not None:
                 return out
-            del near, out
+            del out
             with torch.no_grad():
                 self._build(wanted)
 
@@ -288,7 +291,6 @@ class ShardedPlan(OfOneCloud):
         """Keys and values (B, H, M, *), those at hand first."""
         batch, heads, _, head_dim = k.shape
         rows = torch.cat([k[:, :, self._send_rows], v[:, :, self._send_rows]], dim=-1)
-        self.group.set_aside(k, v)
         received = exchange(rows.permute(2, 0, 1, 3).flatten(1), self.group, self._send, self._receive)
         own_k, own_v = (k, v) if self._own_rows is None else (k[:, :, self._own_rows], v[:, :, self._own_rows])
         if self.group.size == 1:
