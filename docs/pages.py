@@ -137,7 +137,7 @@ def tutorials() -> str:
     """Their contents; of many processes, where that page is there."""
     order = ("own-data-grid", "own-data-meshes", "wind", "attention", "fine-tuning")
     pages = [f"tutorials/{name}" for name in order] + [path.stem for path in HERE.glob("many-processes.md")]
-    return "```{toctree}\n:caption: Tutorials\n" + "\n".join(pages) + "\n```\n"
+    return "```{toctree}\n:maxdepth: 1\n:caption: Tutorials\n" + "\n".join(pages) + "\n```\n"
 
 
 def write_generated(folder: Path) -> None:
