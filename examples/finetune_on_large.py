@@ -40,7 +40,7 @@ def dataset(simulations: int, cells: int, seed: int, swell: float = 0.0) -> ff.D
     )
 
 
-def main(folder: Path, steps: int = 250, more_steps: int = 100) -> dict[tuple[str, str], float]:
+def main(folder: Path, steps: int = 200, more_steps: int = 80) -> dict[tuple[str, str], float]:
     """Train on small domains, fine-tune on three large ones; returns the errors by stage and size, all on new data."""
     small, few_large = dataset(40, cells=24, seed=0), dataset(3, cells=72, seed=2, swell=6.0)
     quiet = Console(quiet=True)
