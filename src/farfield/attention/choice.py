@@ -19,7 +19,7 @@ BACKENDS = ("auto", "reference", "dense", "tiled", "flex")
 _PER_CALL = 2_000_000
 _PER_POINT = 300
 _PER_POINT_AND_HEAD = 350
-_PER_PAIR = 1.2
+_PER_PAIR = 1.3
 # A plan that promises to win by less than this is not worth building.
 _CLOSE = 1.1
 # Queries per tile in clouds for which the choice is close.
