@@ -261,11 +261,11 @@ class ShardedPlan(OfOneCloud):
     # --- attention itself ----------------------------------------------------------------------------------------
     def attend(self, q: Tensor, k: Tensor, v: Tensor, here: Attend) -> Tensor:
         """(B, H, Nq, Dv) of the queries at hand; ``here(k, v, plan)`` is the tiled backend on the keys in reach."""
+        self.group.set_aside(q, k, v)
         signature = (q.dtype, q.device.type, *q.shape[:2], q.shape[-1], v.shape[-1])
         if signature != self._signature:
             self.group.agree("dtype, device, batch, heads and widths of q, k, v", tuple(map(str, signature)))
             self._signature = signature
-        self.group.set_aside(q, k, v)
         largest = self.group.maximum(torch.stack([_longest(k), _longest(v)]))
         while True:
             near, out, wanted = self._with_received(k, v), None, 0.0
