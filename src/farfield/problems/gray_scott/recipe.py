@@ -106,7 +106,7 @@ PROBLEM = SteppingProblem(
     presets={
         "quick": Preset(
             quick,
-            minutes=10,
+            minutes=4,
             amounts={"7": Amount(4, rollouts=1), "10": Amount(2, rollouts=0)},
             dense_amounts={
                 "2": Amount(8, rollouts=1),
@@ -117,7 +117,7 @@ PROBLEM = SteppingProblem(
         ),
         "cpu": Preset(
             cpu,
-            minutes=240,
+            minutes=8,
             # every pair of every scale; a rollout has ten steps
             amounts={
                 "2": Amount(rollouts=20),
