@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 import farfield as ff
 from farfield.api import evaluate
@@ -175,6 +176,10 @@ def test_bad_input_is_named(reproduced, run_copy, tmp_path):
     described = json.loads((run_copy / "dataset.json").read_text())
     described["spec"]["time_step"] = 7.0
     (run_copy / "dataset.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=r"dataset.json.* was altered since best.safetensors was trained"):
+        evaluate(run_copy, scales=["1"], data=plan.data, console=QUIET)
+    weights = load_file(run_copy / "best.safetensors")
+    save_file(weights, run_copy / "best.safetensors")  # without the note of what they were trained with
     with pytest.raises(ValueError, match=r"was trained on other data than .*: time_step is 7.0 there and"):
         evaluate(run_copy, scales=["1"], data=plan.data, console=QUIET)
     shutil.copy(__file__, tmp_path / "rows.csv")

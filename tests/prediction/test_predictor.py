@@ -171,6 +171,7 @@ def test_models_that_are_none_are_named(run_copy, tmp_path):
     with pytest.raises(ValueError, match="truncated or damaged"):
         ff.load(run_copy)
     weights.unlink()
+    (run_copy / "last.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="no weights at"):
         ff.load(run_copy)
     (run_copy / "dataset.json").write_text(json.dumps({"spec": {}}))

@@ -125,7 +125,7 @@ def test_rows_survive_the_file(tmp_path):
 def test_the_page_says_what_is_left_out_without_a_model_and_shows_it_with_one(tmp_path):
     rows = stability_rows.read_stability(KEPT / "stability.csv")
     plain = [row for row in rows if row.experiment not in ("map", "shift")]
-    (tmp_path / "kernel-shapes.png").write_bytes((KEPT / "kernel-shapes.png").read_bytes())
+    (tmp_path / "kernel-shapes.png").write_bytes((KEPT / "report/figures/kernel-shapes.png").read_bytes())
     stability_rows.write_stability(tmp_path / "stability.csv", plain)
     np.savez(tmp_path / "maps.npz")
     page = write_stability_report(tmp_path, tmp_path / "without", "command").read_text(encoding="utf-8")

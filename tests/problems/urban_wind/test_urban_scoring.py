@@ -124,6 +124,7 @@ def test_bad_input_is_named(urban_reproduced, evaluated_run, tmp_path):
     (tmp_path / "small" / "volume_vls_0.vtk").unlink()
     with pytest.raises(ValueError, match="has no neutral cities at s = 5"):
         evaluate(evaluated_run, scales=["5"], data=tmp_path / "small", console=QUIET)
-    (evaluated_run / "best.safetensors").unlink()
+    for name in ("best.safetensors", "last.safetensors"):
+        (evaluated_run / name).unlink()
     with pytest.raises(FileNotFoundError, match="has the run reached its first validation"):
         evaluate(evaluated_run, data=plan.data, console=QUIET)
