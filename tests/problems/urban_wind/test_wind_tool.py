@@ -21,11 +21,11 @@ from farfield.problems.urban_wind.column_prediction import ColumnPredictor
 from farfield.problems.urban_wind.comfort_files import predict_comfort
 from farfield.problems.urban_wind.files import UrbanWindFiles
 from farfield.problems.urban_wind.footprints import LocalFrame
+from farfield.problems.urban_wind.inflow_profiles import AIR_DENSITY
 from farfield.problems.urban_wind.mesh import CartesianMesh
 from farfield.problems.urban_wind.openfoam_case import SolverSettings, write_case
 from farfield.problems.urban_wind.openfoam_start import FieldFile, cell_centres, start_fields, start_folder, write_start
 from farfield.problems.urban_wind.pictures import fastest_shown, raster_of_wakes
-from farfield.problems.urban_wind.solver import AIR_DENSITY
 from farfield.problems.urban_wind.uncertainty import FILE, Calibration, calibrate
 from farfield.runs.run import Run
 from farfield.runs.weights import save_weights

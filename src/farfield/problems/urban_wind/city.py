@@ -22,7 +22,7 @@ from torch import Tensor
 
 from farfield.problems.urban_wind.buildings import SIDE_MARGIN
 from farfield.problems.urban_wind.files import UrbanCase
-from farfield.problems.urban_wind.inflow_profiles import inflow_profile
+from farfield.problems.urban_wind.inflow_profiles import AIR_DENSITY, inflow_profile
 from farfield.problems.urban_wind.lattice import LEVELS, Lattice
 from farfield.problems.urban_wind.physics import (
     HEIGHTS,
@@ -32,7 +32,6 @@ from farfield.problems.urban_wind.physics import (
     pressure_of,
     wake_deficits,
 )
-from farfield.problems.urban_wind.solver import AIR_DENSITY
 
 Array = NDArray[np.floating]
 

@@ -24,6 +24,7 @@ C_MU = 0.03  # of the k-epsilon model: the atmospheric value, k = u*² / sqrt(C_
 GRAVITY = 9.81  # m/s²
 REFERENCE_SPEED, REFERENCE_HEIGHT = 6.0, 80.0  # m/s at m
 REFERENCE_TEMPERATURE, TEMPERATURE_HEIGHT = 293.15, 2.0  # K at m
+AIR_DENSITY = 1.204  # kg/m³ at that temperature: turns OpenFOAM's kinematic pressure into Pa
 
 PROFILE_HEIGHTS: Array = np.linspace(0.0, 100.0, 64)  # m: where a network is told the inflow
 PROFILE_COLUMNS = ("speed", "pottemp", "k", "epsilon")  # m/s, K, m²/s², m²/s³

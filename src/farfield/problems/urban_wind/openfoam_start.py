@@ -23,10 +23,15 @@ from rich.console import Console
 from farfield.files import atomic_path
 from farfield.problems.urban_wind.city_files import progress
 from farfield.problems.urban_wind.formats import Buildings, read_buildings
-from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, inflow_profile, speed_ratio
+from farfield.problems.urban_wind.inflow_profiles import (
+    AIR_DENSITY,
+    REFERENCE_HEIGHT,
+    REFERENCE_SPEED,
+    inflow_profile,
+    speed_ratio,
+)
 from farfield.problems.urban_wind.prediction import WindPredictor
 from farfield.problems.urban_wind.site import Site
-from farfield.problems.urban_wind.solver import AIR_DENSITY
 
 Array = NDArray[np.floating]
 

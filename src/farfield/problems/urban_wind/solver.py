@@ -28,11 +28,10 @@ import pyvista as pv
 from numpy.typing import NDArray
 
 from farfield.problems.urban_wind.buildings import Box, UrbanDomain
-from farfield.problems.urban_wind.inflow_profiles import REFERENCE_SPEED, REFERENCE_TEMPERATURE
+from farfield.problems.urban_wind.inflow_profiles import AIR_DENSITY, REFERENCE_SPEED, REFERENCE_TEMPERATURE
 from farfield.problems.urban_wind.mesh import PATCHES, CartesianMesh
 from farfield.problems.urban_wind.openfoam_case import SolverSettings, write_case
 
-AIR_DENSITY = 1.204  # kg/m³ at 293.15 K: turns OpenFOAM's kinematic pressure into Pa
 DEBIAN_PROJECT_DIR = "/usr/share/openfoam"
 NODE_TYPES = ("interior", *PATCHES)  # a cell carries the type of every patch that it touches
 
