@@ -49,7 +49,9 @@ def test_the_package_itself_imports_nothing_heavy():
 def test_loading_a_model_imports_neither_the_training_loop_nor_a_solver(model):
     script = f"import farfield, farfield.prediction.files; assert farfield.load({model!r}, device='cpu').problem"
     modules = imported_by(script)
-    assert found(modules, (*TRAINING, *SOLVING, "farfield.problems.urban_wind.solver")) == []
+    # the columns' physics is compiled by numba, as solvers are
+    solving = [name for name in SOLVING if (name, model) != ("numba", "urban-wind-laape")]
+    assert found(modules, (*TRAINING, *solving, "farfield.problems.urban_wind.solver")) == []
     if model == "swe-laape":
         assert found(modules, ("matplotlib", "pyvista", "vtkmodules", "trimesh")) == []
 
