@@ -1,5 +1,7 @@
 """From an STL to files that ParaView and NumPy read, by the library and by the command."""
 
+import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +103,13 @@ def test_bad_input_is_named_and_nothing_is_written(predictor, stl, city, tmp_pat
     refused("expected points in a file that ends in", points=tmp_path / "points.txt")
     np.savez(tmp_path / "other.npz", places=np.zeros((2, 3)))
     refused("has no array 'positions', only places", points=tmp_path / "other.npz")
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**12, 3)})
+    with zipfile.ZipFile(tmp_path / "vast.npz", "w") as archive:
+        archive.writestr("positions.npy", header.getvalue())
+    refused("positions.npy claims", points=tmp_path / "vast.npz")
+    (tmp_path / "vast.npy").write_bytes(header.getvalue())
+    refused("does not hold points", points=tmp_path / "vast.npy")
     (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY")
     refused("does not hold points", points=tmp_path / "broken.npy")
     np.save(tmp_path / "flat.npy", np.zeros((5, 2)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from farfield.data.vtk import write_vtk
-from farfield.files import atomic_path, refuse_overwriting, write_table
+from farfield.files import atomic_path, read_arrays, refuse_overwriting, write_table
 from farfield.problems.urban_wind.footprints import LocalFrame
 from farfield.problems.urban_wind.formats import Buildings, read_buildings
 from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, speed_ratio
@@ -147,14 +146,13 @@ def read_points(path: str | Path, frame: LocalFrame | None = None) -> pv.DataSet
         known = ", ".join(MESHES)
         raise ValueError(f"expected points in a file that ends in {known}, .csv, .npy or .npz, got {path.name}")
     try:
-        loaded = np.load(path)  # pickled objects are refused
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            if "positions" not in loaded:
-                raise ValueError(f"it has no array 'positions', only {', '.join(loaded) or 'none'}")
-            return np.asarray(loaded["positions"])
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
+        if path.suffix == ".npy":
+            return np.asarray(np.load(path, mmap_mode="r"))  # mapped: a header that claims too much is refused
+        arrays = read_arrays(path)
+        if "positions" not in arrays:
+            raise ValueError(f"it has no array 'positions', only {', '.join(arrays) or 'none'}")
+        return arrays["positions"]
+    except (ValueError, OSError, EOFError) as error:
         raise ValueError(f"{path} does not hold points (N, 3): {error}") from None
 
 
