@@ -44,6 +44,7 @@ class Scale:
                          range(len(self.levels) - 1), len(self.levels) - 1)  # fmt: skip
 
 
+# The limits below were not compared with the text of either source: do so before a decision rests on them.
 _REST = (np.inf, 1.0)
 LAWSON = "T. V. Lawson (1990), The determination of the wind environment of a building complex before construction, TVL 9025; as used by the London Docklands Development Corporation (LDDC), mean speeds"  # noqa: E501
 NEN = "NEN 8100:2006, Wind comfort and wind danger in the built environment"
