@@ -14,6 +14,7 @@ from farfield.attention.bisection import split_points
 from farfield.processes import joined
 
 TOLERANCE = 1e-4
+TIGHT = 1e-7  # in double precision: gradients can then be compared to 1e-5
 
 
 def clouds():
@@ -30,27 +31,35 @@ def clouds():
 
 
 def attention_errors(group):
-    """The largest errors of outputs and gradients by cloud, relative to the largest numbers of one process."""
+    """By cloud: the largest error of the outputs over the largest |v|, as the tolerance counts it, in single precision;
+    and, with a tight tolerance in double precision, those of all gradients over the largest of one process."""
     for name, points, encoding, period, holder in clouds():
         parts = split_points(points, group.size, encoding)
         if holder is not None:
             parts = [range(len(points)) if r == holder else [] for r in range(group.size)]
         mine = torch.as_tensor(list(parts[group.rank]), dtype=torch.long)
-        q, k, v, slope = (torch.randn(1, 2, len(points), 8) for _ in range(4))
-        options = {"encoding": encoding, "tolerance": TOLERANCE, "period": period}
+        given = [torch.randn(1, 2, len(points), 8) for _ in range(4)]
+        cloud = {"encoding": encoding, "period": period}
+        (out, _), *_ = differences(group, given, points, mine, cloud | {"tolerance": TOLERANCE})
+        precise = [t.double() for t in given]
+        _, *gradients = differences(group, precise, points, mine, cloud | {"tolerance": TIGHT})
+        largest = torch.linalg.vector_norm(given[2], dim=-1).max()
+        error = float(torch.linalg.vector_norm(out, dim=-1).max() / largest) if len(mine) else 0.0
+        yield name, [error, *(float(d.abs().max() / size) if len(mine) else 0.0 for d, size in gradients)]
 
-        def with_gradients(some, where, plan, q=q, k=k, v=v, slope=slope, options=options):
-            leaves = [t[:, :, some].clone().requires_grad_() for t in (q, k, v)]
-            out = local_attention(*leaves, where, plan=plan, backend="tiled", **options)
-            return [out, *torch.autograd.grad(out, leaves, slope[:, :, some])]
 
-        whole = with_gradients(slice(None), points, None)
-        part = with_gradients(mine, points[mine], plan_attention(points[mine], group=group, **options))
-        errors = [
-            float((a - b[:, :, mine]).detach().abs().max() / b.abs().max()) if len(mine) else 0.0
-            for a, b in zip(part, whole, strict=True)
-        ]
-        yield name, errors
+def differences(group, given, points, mine, options):
+    """Part minus whole, and the size of the whole: of the output, then of the gradients of q, k, v."""
+    *tensors, slope = given
+
+    def with_gradients(some, plan):
+        leaves = [t[:, :, some].clone().requires_grad_() for t in tensors]
+        out = local_attention(*leaves, points[some], plan=plan, backend="tiled", **options)
+        return [out, *torch.autograd.grad(out, leaves, slope[:, :, some])]
+
+    whole = with_gradients(slice(None), None)
+    part = with_gradients(mine, plan_attention(points[mine], group=group, **options))
+    return [((a - b[:, :, mine]).detach(), b.abs().max()) for a, b in zip(part, whole, strict=True)]
 
 
 def training_error(group):

@@ -38,12 +38,12 @@ def group(request, tmp_path_factory):
 
 
 def test_processes_equal_one(group):
-    """Forward to the tolerance, gradients and ten steps of training."""
+    """Forward to the tolerance (which either side may be off by), gradients and ten steps of training to 1e-5."""
     _, results, *_ = group
     for result in results:
         for name, (out, *gradients) in result["attention"].items():
-            assert out <= 3e-4, name
-            assert max(gradients) <= 3e-3, name
+            assert out <= 2e-4, name
+            assert max(gradients) <= 1e-5, name
         assert result["training"] <= 1e-5
         assert result["members"] == list(range(len(results)))
 

@@ -10,8 +10,9 @@ from strategies import make_encoding
 import farfield as ff
 from farfield.attention import InTurn, local_attention, plan_attention
 from farfield.attention.bisection import split_points
+from farfield.attention.plan import typical_reach
 
-TOLERANCE = 1e-4
+LOOSE, TIGHT = 1e-4, 1e-7  # tolerances: what is dropped is seen with the one, gradients to 1e-5 with the other
 
 
 def spread(problem, parts, queries, keys, **options):
@@ -21,7 +22,7 @@ def spread(problem, parts, queries, keys, **options):
     def member(group):
         mine, theirs = queries[group.rank], keys[group.rank]
         here = (where_q[mine], None if where_k is None else where_k[theirs])
-        plan = plan_attention(*here, encoding=encoding, tolerance=TOLERANCE, group=group, **options)
+        plan = plan_attention(*here, encoding=encoding, group=group, **options)
         leaves = [t.detach()[:, :, i].clone().requires_grad_() for t, i in ((q, mine), (k, theirs), (v, theirs))]
         out = local_attention(*leaves, *here, encoding=encoding, plan=plan, **options)
         leaves += encoding.parameters()
@@ -31,24 +32,27 @@ def spread(problem, parts, queries, keys, **options):
     return InTurn(parts).run(member)
 
 
-def assert_equal_to_one(problem, parts, queries, keys, **options):
+def assert_equal_to_one(problem, parts, queries, keys, tolerance=TIGHT, **options):
+    """Outputs to the tolerance; with the tight one, which is for double precision, gradients to 1e-5."""
+    if tolerance == TIGHT:
+        problem = [t.double() if isinstance(t, torch.Tensor) else t for t in problem]
     q, k, v, where_q, where_k, encoding, slope = problem
+    options["tolerance"], exact = tolerance, 1e-5 if tolerance == TIGHT else 2e-3
     leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
-    expected = local_attention(
-        *leaves, where_q, where_k, encoding=encoding, backend="tiled", tolerance=TOLERANCE, **options
-    )
+    expected = local_attention(*leaves, where_q, where_k, encoding=encoding, backend="tiled", **options)
     leaves += encoding.parameters()
     slopes = torch.autograd.grad(expected, leaves, slope, allow_unused=True)
     found = spread(problem, parts, queries, keys, **options)
     worst = float(torch.linalg.vector_norm(v, dim=-1).max())
     for rank, (out, grads, _) in enumerate(found):
         error = torch.linalg.vector_norm(out - expected.detach()[:, :, queries[rank]], dim=-1)
-        assert error.numel() == 0 or float(error.max()) <= 2 * TOLERANCE * worst  # either side may be off by one
+        assert error.numel() == 0 or float(error.max()) <= 2 * tolerance * worst  # either side may be off by one
         for mine, whole, index in zip(grads, slopes, (queries[rank], keys[rank], keys[rank]), strict=False):
-            torch.testing.assert_close(mine, whole[:, :, index], atol=2e-3 * float(whole.abs().max()), rtol=0)
+            most = exact * float(whole.abs().max()) + tolerance
+            torch.testing.assert_close(mine, whole[:, :, index], atol=most, rtol=0)
     for i, whole in enumerate(slopes[3:], start=3):
         total = sum(grads[i] for _, grads, _ in found if grads[i] is not None)
-        torch.testing.assert_close(total, whole, atol=2e-3 * float(whole.abs().max()) + 1e-6, rtol=0)
+        torch.testing.assert_close(total, whole, atol=exact * float(whole.abs().max()) + tolerance, rtol=0)
     return [plan for *_, plan in found]
 
 
@@ -78,9 +82,9 @@ def problems(draw):
     return problem, {"period": [width * 1.1, *[None] * (space_dim - 1)]} if periodic else {}
 
 
-@given(problems(), st.integers(1, 4), st.booleans())
+@given(problems(), st.integers(1, 4), st.booleans(), st.sampled_from([LOOSE, TIGHT]))
 @settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.generate])  # to shrink takes minutes
-def test_a_group_equals_one(drawn, parts, compact):
+def test_a_group_equals_one(drawn, parts, compact, tolerance):
     problem, options = drawn
     where_q, where_k, encoding = problem[3:6]
 
@@ -90,7 +94,8 @@ def test_a_group_equals_one(drawn, parts, compact):
         return [torch.arange(len(points))[rank::parts] for rank in range(parts)]  # as bad as it gets
 
     queries = divided(where_q)
-    assert_equal_to_one(problem, parts, queries, queries if where_k is None else divided(where_k), **options)
+    keys = queries if where_k is None else divided(where_k)
+    assert_equal_to_one(problem, parts, queries, keys, tolerance, **options)
 
 
 def random_problem(encoding, where_q, where_k=None, size=1.0):
@@ -114,7 +119,7 @@ def test_large_logits_call_for_more_keys_and_all_members_hear_of_it():
     problem[0][:, :, 0] *= 20
     parts = split_points(points, 3)
     plans = assert_equal_to_one(problem, 3, parts, parts)
-    assert len({plan.limit for plan in plans}) == 1 and plans[0].limit > 31
+    assert len({plan.limit for plan in plans}) == 1 and plans[0].limit > typical_reach(TIGHT) + 16
 
 
 def test_members_whose_keys_are_all_far_away_send_what_counts():
