@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import farfield as ff
 from farfield.cli import app
+from farfield.data import dataset
 from farfield.data.samples import Samples, collate
 from farfield.models.for_data import build_network
 from farfield.problems.own import default_run
@@ -232,10 +233,14 @@ def test_shifting_around_a_periodic_domain_shifts_the_prediction(encoding):
     assert not torch.allclose(plain, shifted, atol=1e-2)
 
 
-def test_minutes_become_steps_that_are_written_down(tmp_path):
+def test_minutes_become_steps_that_are_written_down(tmp_path, monkeypatch):
+    """And the data is looked through once, however often training asks for it."""
+    looks = []
+    monkeypatch.setattr(dataset, "check_source", lambda *_: looks.append("all of it"))
     run = ff.train(
         waves(), out=tmp_path / "run", minutes=0.02, settings={"model.width": 16, "model.depth": 1}, console=QUIET
     )
+    assert looks == ["all of it"]
     steps = run.settings()["training"]["steps"]
     assert len(run.losses()) == steps >= 20
 
@@ -254,6 +259,10 @@ def test_finetuning_reports_both_sizes_before_and_after(stepping_run, tmp_path):
     assert ff.evaluate(run.folder, console=QUIET)[0].scale == "1"  # of the first run
     assert run.dataset()["states"] == stepping_run.dataset()["states"]  # the standardisation stays
     assert run.settings()["training"]["learning_rate"] == pytest.approx(2e-4)
+    kept = (run.folder / "finetune.csv").read_text()
+    (run.folder / "finetune.csv").unlink()  # as if it had been killed before it was done
+    farfield("train", "--resume", run.folder)
+    assert (run.folder / "finetune.csv").read_text() == kept
 
 
 def farfield(*words) -> str:

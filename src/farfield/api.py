@@ -14,7 +14,6 @@ from farfield.evaluation.evaluate import Amount
 from farfield.evaluation.evaluate import evaluate as evaluate_problem
 from farfield.evaluation.rows import Row
 from farfield.extras import naming_extras
-from farfield.files import write_table
 from farfield.models.config import EncodingName
 from farfield.problems import PROBLEMS, Problem, problem_named, problem_of
 from farfield.problems.own import default_run, own_problem
@@ -71,9 +70,9 @@ def train(
             f"{opened.spec.problem} is a built-in problem: give your data another name (dataset.yaml: problem)"
         )
     config = default_run(opened, str(folder), cast(EncodingName, encoding), seed, settings)
-    launched = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "per_domain": per_domain}
-    launched |= {"console": console}
-    return _fit(own_problem(opened.spec, opened), config, run, minutes, launched)
+    launched: dict[str, Any] = {"accelerator": accelerator, "devices": devices, "nodes": nodes}
+    launched |= {"per_domain": per_domain, "console": console}
+    return fit(own_problem(opened.spec, opened), config, run, minutes=minutes, **launched)
 
 
 @naming_extras()
@@ -94,9 +93,6 @@ def finetune(
 
     The rate is a tenth of the run's. Both sizes are evaluated before and after: ``RUN/finetune.csv``.
     """
-    from farfield.evaluation.own import test_simulations
-    from farfield.training.loop import is_first_process
-
     base, run = Run.find(run_folder), Run(out)
     run.check_new()
     problem = problem_of(base)
@@ -112,22 +108,18 @@ def finetune(
         "training.final_learning_rate": min(config.training.final_learning_rate, rate),
     }  # fmt: skip
     config = config.changed({**changes, **(settings or {})})
-    launched = {"accelerator": accelerator, "devices": devices, "nodes": nodes, "per_domain": per_domain}
-    _fit(own_problem(problem.spec, opened), config, run, minutes, {**launched, "console": console})
-    if not is_first_process():
-        return run
-    sizes = {"own": Dataset(test_simulations(base)), "new": opened}
-    rows = []
-    for stage, trained in (("before", base), ("after", run)):
-        for size, tested in sizes.items():
-            subject = problem.subject(trained, tested)
-            (scale,) = subject.default_scales
-            subject.open([scale])
-            found, _ = subject.measure(scale, subject.wanted(scale, Amount(rollouts=0)), lambda _: None)
-            rows += [(stage, size, scale, *numbers) for numbers in found]
-    write_table(
-        run.folder / "finetune.csv", ("stage", "data", "scale", "field", "metric", "horizon", "value", "samples"), rows
-    )
+    launched: dict[str, Any] = {"accelerator": accelerator, "devices": devices, "nodes": nodes}
+    launched |= {"per_domain": per_domain, "console": console}
+    return fit(own_problem(problem.spec, opened), config, run, minutes=minutes, **launched)
+
+
+def fit(problem: Problem, config: RunConfig, run: Run, **launched: Any) -> Run:
+    """Train a run to its end, or continue it there, with all that belongs to its end."""
+    from farfield.training.loop import fit, is_first_process
+
+    fit(problem, config, run, **launched)
+    if is_first_process():
+        problem.trained(run, config)
     return run
 
 
@@ -188,16 +180,3 @@ def _on_disk(data: Dataset | str | Path, run: Run, whole: bool = False) -> tuple
             opened.save(run.folder / "data")
         return opened, run.folder / "data"
     return opened, opened.folder
-
-
-def _fit(problem: Problem, config: RunConfig, run: Run, minutes: float | None, launched: Mapping[str, Any]) -> Run:
-    from farfield.training.budget import steps_within
-    from farfield.training.loop import fit, is_first_process
-
-    if minutes is not None and not is_first_process() and run.config_path.exists():
-        config = problem.config(run)  # what the first process has measured
-    elif minutes is not None:
-        steps = steps_within(problem.task(config), config.training, minutes)
-        config = config.changed({"training.steps": steps, "training.validate_every": max(1, steps // 10)})
-    fit(problem, config, run, **launched)
-    return run

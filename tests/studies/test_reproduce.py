@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from farfield import cli
-from farfield.cli import commands
+from farfield.cli.words import listed
 from farfield.studies.reproduce import experiment, reproduce
 
 STAGES = re.compile(r"^\d/5", re.MULTILINE)
@@ -78,7 +78,7 @@ def test_list_options_take_words_or_commas():
         "evaluate", "RUN", "--scales", "1,2,10", "--limit", "3",
     ]  # fmt: skip
     assert cli._joined(["reproduce", "swe", "--seeds", "0,1"]) == ["reproduce", "swe", "--seeds", "0,1"]
-    assert commands._listed("1,2 10") == ["1", "2", "10"]
+    assert listed("1,2 10") == ["1", "2", "10"]
 
 
 def test_commands_evaluate_report_and_predict(reproduced, run_copy, tmp_path, monkeypatch, capsys):

@@ -17,7 +17,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from farfield.cli.bench import bench
-from farfield.cli.commands import COMMANDS
+from farfield.cli.data import check, generate
+from farfield.cli.evaluation import calibrate, evaluate, reproduce
+from farfield.cli.predict import predict
+from farfield.cli.results import demo, push, report, view
+from farfield.cli.training import finetune, train
 from farfield.extras import naming_extras
 from farfield.training import Interrupted
 from farfield.version import __version__
@@ -58,7 +62,7 @@ def farfield(
     """
 
 
-for command in COMMANDS:
+for command in (demo, generate, check, train, evaluate, calibrate, finetune, report, reproduce, predict, view, push):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

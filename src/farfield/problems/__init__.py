@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farfield.data.spec import SampleSpec
 from farfield.problems.problem import Problem, SteppingProblem
 from farfield.report.saved import Presentation
 from farfield.runs.run import Run
+
+if TYPE_CHECKING:
+    from farfield.data.dataset import Dataset
 
 # A problem, or the module that defines it as PROBLEM, which is imported when it is asked for.
 PROBLEMS: dict[str, Problem | str] = {
@@ -42,15 +45,16 @@ def problem_for(settings: Mapping[str, Any]) -> Problem:
         return problem_named(settings["problem"])
     from farfield.data.opening import open_dataset
 
-    return _unnamed(settings, open_dataset(settings["dataset"]).spec)
+    opened = open_dataset(settings["dataset"])
+    return _unnamed(settings, opened.spec, opened)
 
 
-def _unnamed(settings: Mapping[str, Any], spec: SampleSpec) -> Problem:
+def _unnamed(settings: Mapping[str, Any], spec: SampleSpec, data: Dataset | None = None) -> Problem:
     """A problem that is not built in: a user's data (its runs may start from another), or one of an own generator."""
     if "starts_from" in settings:
         from farfield.problems.own import own_problem
 
-        return own_problem(spec)
+        return own_problem(spec, data)
     return SteppingProblem(settings["problem"], Presentation(settings["problem"]), spec)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from farfield.data.spec import SampleSpec
-from farfield.evaluation.evaluate import Subject
+from farfield.evaluation.evaluate import Amount, Subject
+from farfield.files import write_table
 from farfield.models.config import EncodingName
 from farfield.problems.problem import Problem, require
 from farfield.report.saved import Presentation
@@ -55,6 +56,26 @@ class OwnProblem(Problem):
         from farfield.evaluation.own import own_subject
 
         return own_subject(run, data, device)
+
+    def trained(self, run: Run, config: OwnRun) -> None:
+        """After fine-tuning, the errors on old and new data, before and after: ``RUN/finetune.csv``."""
+        if config.starts_from is None:
+            return
+        from farfield.data.dataset import Dataset
+        from farfield.data.opening import open_dataset
+        from farfield.evaluation.own import test_simulations
+
+        base, rows = Run.find(config.starts_from), []
+        sizes = {"own": Dataset(test_simulations(base)), "new": self.data or open_dataset(config.dataset)}
+        for stage, subject_of in (("before", base), ("after", run)):
+            for size, tested in sizes.items():
+                subject = self.subject(subject_of, tested)
+                (scale,) = subject.default_scales
+                subject.open([scale])
+                found, _ = subject.measure(scale, subject.wanted(scale, Amount(rollouts=0)), lambda _: None)
+                rows += [(stage, size, scale, *numbers) for numbers in found]
+        columns = ("stage", "data", "scale", "field", "metric", "horizon", "value", "samples")
+        write_table(run.folder / "finetune.csv", columns, rows)
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         assert self.spec is not None

@@ -120,6 +120,10 @@ class Problem(ABC):
     def subject(self, run: Run, data: Dataset | str | Path | None = None, device: Device = None) -> Subject:
         """A run and its test data, in the folder ``data`` or in that which it was trained on."""
 
+    def trained(self, run: Run, config: Any) -> None:
+        """What is left to do when a run has been trained to its end."""
+        return
+
     def calibrate(self, run: Run, data: str | Path | None = None, device: Device = None) -> str:
         """``farfield calibrate``: measure how large a run's errors are, for its predictions to say so; in words."""
         raise ValueError(f"predictions of {self.name} come without an estimate of their errors")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from farfield.runs.config import TrainingConfig
+from farfield.runs.config import RunConfig, TrainingConfig
 from farfield.training.loop import Task, computing_dtype
 from farfield.training.optimisers import build_optimisers
 
@@ -18,12 +18,13 @@ _FEWEST = 20
 _FOR_VALIDATION = 0.1  # of the time
 
 
-def steps_within(task: Task, config: TrainingConfig, minutes: float) -> int:
-    """The number of training steps that ``minutes`` are enough for, with their validations."""
+def within(minutes: float, task: Task, config: RunConfig) -> RunConfig:
+    """The run with the number of training steps that ``minutes`` are enough for, with their validations."""
     if not minutes > 0:
         raise ValueError(f"expected a positive number of minutes, got {minutes}")
-    seconds = seconds_per_step(task, config)
-    return max(_FEWEST, int(60 * minutes * (1 - _FOR_VALIDATION) / seconds))
+    seconds = seconds_per_step(task, config.training)
+    steps = max(_FEWEST, int(60 * minutes * (1 - _FOR_VALIDATION) / seconds))
+    return config.changed({"training.steps": steps, "training.validate_every": max(1, steps // 10)})
 
 
 def seconds_per_step(task: Task, config: TrainingConfig, clock: Callable[[], float] = time.perf_counter) -> float:

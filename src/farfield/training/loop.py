@@ -105,6 +105,7 @@ def fit(
     run: Run,
     *,
     resume: bool = False,
+    minutes: float | None = None,
     accelerator: str = "auto",
     devices: int = 1,
     nodes: int = 1,
@@ -113,16 +114,22 @@ def fit(
 ) -> None:
     """Train what ``config`` says into the folder of ``run``, or continue it there.
 
-    ``per_domain`` processes share the points of every item (:mod:`farfield.training.domain`).
+    ``minutes`` decides the number of steps, from the speed that is measured here. ``per_domain`` processes share the
+    points of every item (:mod:`farfield.training.domain`).
     """
+    from farfield.training.budget import within
+
     task = problem.task(config)
     check_per_domain(task.model, devices * nodes, per_domain)
     check_sizes(task, config.training, devices * nodes // per_domain)  # before the folder holds anything
+    if minutes is not None and is_first_process():
+        config = within(minutes, task, config)
     # and that before the other processes start: they must not wait for one that has failed
     with run.begun(config, task.dataset, resume) if is_first_process() else nullcontext():
         fabric = start_fabric(accelerator, devices, nodes)
+        training = fabric.broadcast(config.training)  # the first one's: only that has measured
         console = console or Console()
-        train(task, config.training, config.seed, run, fabric, resume=resume, per_domain=per_domain, console=console)
+        train(task, training, config.seed, run, fabric, resume=resume, per_domain=per_domain, console=console)
 
 
 def check_sizes(task: Task, config: TrainingConfig, processes: int) -> None:

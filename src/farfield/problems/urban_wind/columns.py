@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from farfield.attention import Encoding
-from farfield.models.transformer_operator import Block
+from farfield.models.blocks import Block
 from farfield.problems.urban_wind.column_spread import Spread
 
 # Up to so many tokens all pairs are computed where that is possible: a third of the time of tiles at 2000 of them.
