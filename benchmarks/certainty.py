@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 
 import farfield as ff
-from farfield.models import transformer_operator
+from farfield.models import blocks
 
 SIZES = {"swe-laape": 6400, "swe-laspe": 6400, "gray-scott-laape": 384, "gray-scott-laspe": 384}
 HEADER = "| model | layer | points | pairs read / all | certified / estimated: pairs | CPU time |"
@@ -24,7 +24,7 @@ HEADER = "| model | layer | points | pairs read / all | certified / estimated: p
 
 def layers(name: str, points: int) -> list[tuple[tuple, dict[str, Any]]]:
     """What the layers of a shipped model give to ``local_attention`` in one step."""
-    model, calls, whole = ff.load(name), [], transformer_operator.local_attention
+    model, calls, whole = ff.load(name), [], blocks.local_attention
     shape = (points,) * len(model.spacing)
     generator = torch.Generator().manual_seed(0)
     mean, spread = (m.tolist() for m in model._state)
@@ -38,7 +38,7 @@ def layers(name: str, points: int) -> list[tuple[tuple, dict[str, Any]]]:
         calls.append((given, options))
         return whole(*given, **options)
 
-    with mock.patch.object(transformer_operator, "local_attention", kept):
+    with mock.patch.object(blocks, "local_attention", kept):
         model.step(fields)
     return calls
 

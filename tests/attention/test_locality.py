@@ -134,6 +134,8 @@ def test_the_quarter_rule_in_a_homogeneous_domain():
     proposed = ff.propose_decay_lengths(points)
     assert torch.allclose(proposed.plus, torch.tensor([250.0, 100.0], dtype=torch.float64), rtol=0.01)
     assert torch.equal(proposed.plus, proposed.minus)
+    around = ff.propose_decay_lengths(points, period=(1000.0, None))  # a key is seen at its nearest image
+    assert around.symmetric.tolist() == [125.0, proposed.symmetric[1]]
 
 
 def test_keys_upwind_in_a_larger_domain_ask_for_a_longer_reach_downstream():

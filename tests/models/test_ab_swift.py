@@ -2,8 +2,7 @@ import pytest
 import torch
 
 import farfield as ff
-from farfield.models import AbSwift, ab_swift_encodings
-from farfield.models import transformer_operator as blocks
+from farfield.models import AbSwift, ab_swift_encodings, blocks
 from farfield.models.ab_swift import METRES_PER_UNIT, SupernodePooling
 
 KINDS = ["rope", "laspe", "laape"]

@@ -6,7 +6,7 @@ import torch
 
 import farfield as ff
 from farfield.attention import wavelengths
-from farfield.models import transformer_operator
+from farfield.models import blocks
 from farfield.runs.run import SHIPPED
 
 
@@ -60,7 +60,7 @@ def test_chunks_and_checkpoints_change_nothing(monkeypatch):
     whole = model(features, positions)
     whole.square().sum().backward()
     gradients = [p.grad.clone() for p in model.parameters()]
-    monkeypatch.setattr(transformer_operator, "_CHUNK", 7)
+    monkeypatch.setattr(blocks, "_CHUNK", 7)
     with torch.no_grad():
         assert torch.allclose(model(features, positions), whole, atol=1e-5)
     model.zero_grad()

@@ -10,6 +10,8 @@ whose extent on the positive side (the query downstream of the key) bounds l-, a
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,18 +31,24 @@ class DecayLengths(NamedTuple):
 
 
 def propose_decay_lengths(
-    query_positions: Tensor, key_positions: Tensor | None = None, *, basis: Tensor | None = None
+    query_positions: Tensor,
+    key_positions: Tensor | None = None,
+    *,
+    basis: Tensor | None = None,
+    period: Sequence[float | None] | None = None,
 ) -> DecayLengths:
     """Decay lengths from points (N, P) of the training domain: a quarter of the reach on either side.
 
     Queries and keys from one region of width w reach w both ways, which gives the paper's quarter rule. Where the
     keys fill a part of the domain only (buildings upwind in a larger volume), the displacements reach further on one
-    side than on the other, and so may the kernel.
+    side than on the other, and so may the kernel. Along a periodic axis a key is seen at its nearest image: nothing
+    lies further away than half the period.
 
     Args:
         query_positions: points (Nq, P) where the operator is evaluated.
         key_positions: points (Nk, P) that it reads from; None if they are the same.
         basis: rows e_i along which the kernel is aligned; None for the coordinate axes.
+        period: the length per axis after which the domain repeats, None for axes that end.
     """
     key_positions = query_positions if key_positions is None else key_positions
     for name, points in (("query_positions", query_positions), ("key_positions", key_positions)):
@@ -51,6 +59,9 @@ def propose_decay_lengths(
         key_positions = key_positions @ basis.T.to(key_positions)
     downstream = query_positions.amax(0) - key_positions.amin(0)  # largest delta
     upstream = key_positions.amax(0) - query_positions.amin(0)  # largest -delta
+    if period is not None:
+        half = downstream.new_tensor([math.inf if length is None else length / 2 for length in period])
+        downstream, upstream = downstream.clamp(max=half), upstream.clamp(max=half)
     if not bool(((downstream > 0) & (upstream > 0)).all()):
         raise ValueError(
             "queries and keys must overlap along every axis for a kernel around 0; the displacements reach "

@@ -24,7 +24,7 @@ import torch
 import trimesh
 
 from farfield.attention import RoPE
-from farfield.models.transformer_operator import Attention
+from farfield.models.blocks import Attention
 from farfield.problems.urban_wind.buildings import Box, write_stl
 from farfield.problems.urban_wind.files import UrbanCase, UrbanWindFiles
 from farfield.problems.urban_wind.openfoam_case import SolverSettings

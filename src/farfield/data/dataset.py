@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
+from farfield.attention.decay_lengths import propose_decay_lengths
 from farfield.data.check import check_source
 from farfield.data.clouds import point_clouds
 from farfield.data.description import DESCRIPTION, write_description
@@ -180,13 +182,11 @@ class Dataset:
         return "\n".join(line.replace("  apart", " apart").replace(" , ", ", ") for line in lines)
 
     def decay_lengths(self) -> tuple[float, ...]:
-        """Proposed along each axis, in the data's unit of length: a quarter of the largest displacement in training.
-
-        That is the domain's width, the paper's quarter rule; of a periodic axis half the period, for keys are seen at
-        their nearest image.
-        """
-        bounded = self.spec.bounded
-        return tuple(e / (4 if i in bounded else 8) for i, e in enumerate(self.spec.training_extent))
+        """Proposed along each axis, in the data's unit of length, for the domain that is trained on."""
+        extent, bounded = self.spec.training_extent, self.spec.bounded
+        period = [None if axis in bounded else length for axis, length in enumerate(extent)]
+        corners = torch.tensor([[0.0] * len(extent), extent], dtype=torch.float64)
+        return tuple(propose_decay_lengths(corners, period=period).symmetric.tolist())
 
     # --- where it goes -----------------------------------------------------------------------------------------------
     def save(self, folder: str | Path, splits: Mapping[str, Sequence[int]] | None = None) -> Path:

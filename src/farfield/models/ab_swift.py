@@ -37,7 +37,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from farfield.attention import LAAPE, LASPE, Encoding, Plan, RoPE, plan_attention
-from farfield.models.transformer_operator import Block, exactly, pointwise
+from farfield.models.blocks import Block, pointwise
+from farfield.models.tokens import exactly
 
 FIELDS = {"velocity": 3, "pressure": 1, "k": 1, "epsilon": 1}
 METRES_PER_UNIT = (0.47, 0.24, 0.06)  # the training domain, 470 m x 240 m x 60 m, is 1000 units wide along each axis

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from farfield.attention import Encoding
 from farfield.data.domain import NORMALISED_WIDTH, Domain
-from farfield.models.transformer_operator import Attention, TransformerOperator, pointwise
+from farfield.models.blocks import Attention, pointwise
+from farfield.models.transformer_operator import TransformerOperator
 from farfield.prediction.stepping import Predictor
 from farfield.problems.gray_scott import FIELDS
 from farfield.problems.gray_scott.generation import draw_sources, settings, solve
