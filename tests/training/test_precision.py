@@ -1,5 +1,6 @@
 """Half precision, forced on every machine: products are rounded, positions never."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from farfield.data.samples import step_pairs
 from farfield.files import read_description
 from farfield.models import TransformerOperator
 from farfield.models.ab_swift import AbSwift
-from farfield.problems import problem_named
+from farfield.problems import PROBLEMS, problem_named
 from farfield.problems.urban_wind.config import UrbanRun
 from farfield.runs.config import TrainingConfig
 from farfield.runs.run import Run
 from farfield.studies.reproduce import reproduce
-from farfield.training.loop import Diverged, Interrupted, computing_dtype
+from farfield.training import loop
+from farfield.training.loop import Diverged, Interrupted, computing_dtype, fit
 
 HALF = ["bfloat16", "float16"]
 
@@ -114,6 +116,23 @@ def test_the_whole_experiment_runs_in_half_precision(tiny_swe, tmp_path, precisi
     for name in ("rope", "laspe", "laape"):
         rows = (tmp_path / "out" / f"{name}-seed0" / "evaluation.csv").read_text()
         assert ",3,h,l1_step," in rows and "nan" not in rows
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_what_is_made_for_cpus_names_its_precision(problem):
+    made = problem_named(problem)
+    for name in made.presets:
+        if name != "paper":  # for any GPU: the best that it has
+            assert made.run(name, "laape", "data", 0).training.precision != "auto"
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_emulated_bfloat16_is_said_at_the_start(tiny, tmp_path, monkeypatch, has_units):
+    monkeypatch.setattr(loop, "_cpu_has_bfloat16", lambda: has_units)
+    console = Console(record=True, width=200, file=io.StringIO())
+    config = tiny.changed({"training.precision": "bfloat16", "training.steps": 1})
+    fit(problem_named(config.problem), config, Run(tmp_path), console=console)
+    assert ("--set training.precision=float32 is faster here" in console.export_text()) != has_units
 
 
 def test_auto_is_what_the_machine_or_the_environment_says(monkeypatch):

@@ -221,6 +221,12 @@ def train(
     stop = StopRequest()
     if main:
         run.note_command(seed, str(dtype).removeprefix("torch."), fabric.world_size)
+        if dtype == torch.bfloat16 and fabric.device.type == "cpu" and not _cpu_has_bfloat16():
+            console.print(
+                "This processor has no units for bfloat16 and emulates it far more slowly than float32: "
+                "--set training.precision=float32 is faster here, and gives slightly other numbers.",
+                highlight=False,
+            )
     log = Log(run, first, steps, console) if main else None
     if not resume:
         save(0)
