@@ -90,6 +90,8 @@ def make_folder(folder: Path) -> None:
 def refuse_overwriting(paths: Iterable[Path], force: bool, given: Iterable[Path] = ()) -> None:
     """Refuse to write over files that exist, above all over those that were ``given``, unless forced to."""
     existing = [path for path in paths if path.exists()]
+    if folders := [path for path in existing if path.is_dir()]:
+        raise ValueError(f"{folders[0]} is a folder: choose another --out")
     if not existing or force:
         return
     first, others = existing[0], f" and {len(existing) - 1} more exist" if len(existing) > 1 else " exists"

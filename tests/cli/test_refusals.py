@@ -185,6 +185,14 @@ class Box:
             np.savez(path, **arrays)
         return ["check", self.own]
 
+    def cloud(self, **changes) -> list:
+        """``check`` of a cloud of points in a file."""
+        arrays = {"positions": np.arange(10.0).reshape(5, 2) ** 2, "outputs/T": np.arange(5.0), **changes}
+        (self.folder / "cloud").mkdir()
+        for number in range(3):
+            np.savez(self.folder / "cloud" / f"simulation_{number}.npz", **arrays)
+        return ["check", self.folder / "cloud"]
+
     def described(self, **changes) -> list:
         path = self.own / "dataset.yaml"
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
@@ -263,6 +271,14 @@ OWN = {
     "an NPZ without places": (
         lambda b: [np.savez(b.own / "simulation_0.npz", T=np.zeros(3)), "check", b.own][1:],
         "has neither positions nor spacing",
+    ),
+    "files of two makes": (
+        lambda b: [np.savez(b.own / "simulation_0000.npz", positions=np.zeros(3), T=np.zeros(3)), "check", b.own][1:],
+        "simulation_0000.npz: expected spacing and states/NAME or outputs/NAME as in the others, got positions, T",
+    ),
+    "NaN in the boundary of own points": (
+        lambda b: b.cloud(boundary=np.array([0, 0, np.nan, 1, 1])),
+        "simulation_0.npz: boundary must be finite, it holds NaN",
     ),
     "NaN in a simulation": (
         lambda b: b.simulation(lambda i, a: spoil(a["states/T"], (2, 5)) if i == "1" else None),
@@ -559,11 +575,19 @@ PREDICT = {
     "an unknown model": (lambda b: b.predict(model="swe-nothing"), "no model 'swe-nothing'"),
     "nothing to predict from": (lambda b: ["predict", "--model", "swe-laape", "--out", b.out], "give either --input"),
     "no input": (lambda b: b.predict(source=b.folder / "none.npz"), "no file .*none.npz"),
-    "no positions": (lambda b: b.arrays(positions=None), "has no array 'positions'"),
+    "no positions": (lambda b: b.arrays(positions=None), "has no array 'positions', it has v, h"),
     "a missing field": (lambda b: b.arrays(h=None), "expected the fields v, h, got v"),
     "a field too many": (lambda b: b.arrays(w=np.zeros(64)), "expected the fields v, h, got v, h, w"),
     "NaN in a field": (lambda b: b.arrays(h=np.full(64, np.nan)), "field h holds 64 values that are NaN or infinite"),
     "NaN in the boundary": (lambda b: b.arrays(boundary=np.full(64, np.nan)), "boundary must be finite"),
+    "a boundary of other numbers": (
+        lambda b: b.arrays(boundary=np.full(64, 7.0)),
+        "boundary must be 1 where the domain ends and 0 elsewhere, got 7 to 7",
+    ),
+    "positions of text": (
+        lambda b: b.arrays(positions=np.linspace(0, 99, 64).astype(str)),
+        "positions must hold real numbers",
+    ),
     "NaN in the positions": (lambda b: b.arrays(positions=np.full(64, np.nan)), "positions must be finite"),
     "fields of another length": (lambda b: b.arrays(h=np.ones(63)), r"field h must have the shape \(64,\)"),
     "positions of two axes": (lambda b: b.arrays(positions=np.zeros((64, 2))), r"must have the shape \(points, 1\)"),
@@ -588,6 +612,21 @@ PREDICT = {
     "an output that exists": (
         lambda b: [b.write(b.folder / "out.npz", "mine"), *b.predict()][1:],
         "out.npz exists: choose another --out, or overwrite",
+    ),
+    "a folder as output": (
+        lambda b: [(b.folder / "out.npz").mkdir(), *b.predict("--force")][1:],
+        "out.npz is a folder: choose another --out",
+    ),
+    "pieces in a folder of other things": (
+        lambda b: [
+            b.write(b.folder / "thesis" / "a.tex", "years"),
+            *b.predict("--force", "--parts", 2, to="thesis.pvtu"),
+        ][1:],
+        "thesis, where the pieces of thesis.pvtu go, holds other things: choose another --out",
+    ),
+    "pieces over others": (
+        lambda b: [b.write(b.folder / "flow" / "0.vtu", "piece"), *b.predict("--parts", 2, to="flow.pvtu")][1:],
+        "flow exists: choose another --out, or overwrite with --force",
     ),
     "the input as output": (lambda b: b.predict(to="state.npz"), "state.npz is the input itself"),
     "no steps": (lambda b: b.predict("--steps", 0), "--steps must be at least 1, got 0"),

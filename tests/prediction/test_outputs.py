@@ -95,6 +95,11 @@ def test_a_vtk_file_of_steps_holds_the_last_state_however_many_there_are(tmp_pat
     )
     predict_dataset(adding, tmp_path / "data", tmp_path / "out.vtu", steps=5)
     np.testing.assert_allclose(pv.read(tmp_path / "out.vtu").point_data["T"], waves[0, 0] + 5, rtol=1e-6)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    for inside in (tmp_path / "data", tmp_path / "data" / "more" / "next.npz"):
+        with pytest.raises(ValueError, match="lies in the data that is predicted from: choose another --out"):
+            predict_dataset(adding, tmp_path / "data", inside, force=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
 
 
 def test_a_picture_beside_the_output_is_not_overwritten_either(urban_run, city, tmp_path):

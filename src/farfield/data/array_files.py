@@ -60,7 +60,7 @@ def array_files(paths: Sequence[Path], hints: Hints, spacing: Sequence[float] | 
     if widths is None:
         raise ValueError(f"{paths[0]} has neither positions nor spacing: add one, or `spacing: [...]` to dataset.yaml")
     if "states" in first or "outputs" in first:
-        return _grids(paths, hints)
+        return _grids(paths, hints, spacing)
     if len(paths) > 1:
         raise ValueError(
             f"expected one file with all simulations of a grid, or one for each as `save` writes, got {len(paths)}"
@@ -93,14 +93,14 @@ def _clouds(paths: Sequence[Path], hints: Hints) -> PointClouds:
     return PointClouds(spec, [reader(path) for path in paths], paths=paths)
 
 
-def _grids(paths: Sequence[Path], hints: Hints) -> PointClouds:
+def _grids(paths: Sequence[Path], hints: Hints, spacing: Sequence[float] | None) -> PointClouds:
     """One grid per file: read as clouds whose points are the cells."""
-    sample = grid_arrays(**_grid_of_one(read_file(paths[0])), hints=hints)
+    sample = grid_arrays(**_grid_of_one(read_file(paths[0]), spacing), hints=hints)
 
     def reader(path: Path) -> Any:
         def read() -> Any:
             try:
-                one = grid_arrays(**_grid_of_one(read_file(path)), hints=hints)
+                one = grid_arrays(**_grid_of_one(read_file(path), spacing), hints=hints)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from None
             for what in ("fields", "inputs", "parameters"):
@@ -122,11 +122,14 @@ def _grids(paths: Sequence[Path], hints: Hints) -> PointClouds:
     return PointClouds(sample.spec, [reader(path) for path in paths], paths=paths)
 
 
-def _grid_of_one(item: Mapping[str, Any]) -> dict[str, Any]:
+def _grid_of_one(item: Mapping[str, Any], spacing: Sequence[float] | None) -> dict[str, Any]:
     fields = item.get("states", item.get("outputs", {}))
+    widths = item.get("spacing", spacing)
+    if widths is None or not isinstance(fields, Mapping):
+        raise ValueError(f"expected spacing and states/NAME or outputs/NAME as in the others, got {', '.join(item)}")
     return {
         "fields": {name: np.asarray(array)[None] for name, array in fields.items()},
-        "spacing": np.atleast_1d(item["spacing"]).tolist(),
+        "spacing": np.atleast_1d(widths).tolist(),
         "inputs": {name: np.asarray(array)[None] for name, array in item.get("inputs", {}).items()},
         "parameters": {name: [number] for name, number in item.get("parameters", {}).items()},
     }

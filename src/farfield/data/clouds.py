@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.spatial import cKDTree
 
+from farfield.data.domain import check_flags
 from farfield.data.hints import AXES, Hints, channels_of, check_numbers, check_time_step, make_spec
 from farfield.data.source import Cloud
 from farfield.data.spec import SampleSpec
@@ -142,6 +143,10 @@ def cloud_simulation(item: Mapping[str, Any], spec: SampleSpec, where: str) -> S
         flags = np.asarray(flags, dtype=np.float32).reshape(len(points), -1)
         if flags.shape[1] not in (1, len(spec.flags)):
             raise ValueError(f"{where}: boundary must have the shape ({len(points)}, {len(spec.flags)})")
+        try:
+            check_flags(flags)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
         flags = np.broadcast_to(flags, (len(points), len(spec.flags)))
     parameters = np.array([float(numbers[name]) for name in spec.parameters])
     return Simulation(Cloud(points, extent, None, flags), values[None] if steady else values, given, parameters)

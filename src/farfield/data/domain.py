@@ -70,6 +70,16 @@ def boundary_flags(
     return ((positions == low) | (positions == high)).astype(np.float32)
 
 
+def check_flags(flags: NDArray[np.floating]) -> None:
+    """Refuse what cannot be told of a boundary."""
+    if not np.isfinite(flags).all():
+        raise ValueError("boundary must be finite, it holds NaN or infinity")
+    if flags.size and (flags.min() < 0 or flags.max() > 1):
+        raise ValueError(
+            f"boundary must be 1 where the domain ends and 0 elsewhere, got {flags.min():g} to {flags.max():g}"
+        )
+
+
 def rollout(step: Callable[[State], State], state: State, steps: int) -> Iterator[State]:
     """The one time loop: a step is what a solver does between two saved states, or what a network predicts.
 

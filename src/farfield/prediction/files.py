@@ -51,7 +51,7 @@ def read_states(source: Path) -> tuple[dict[str, NDArray], NDArray, NDArray | No
     arrays = read_arrays(source)
     positions, boundary = arrays.pop("positions", None), arrays.pop("boundary", None)
     if positions is None:
-        raise ValueError(f"{source} has no array 'positions', only {', '.join(arrays) or 'none'}")
+        raise ValueError(f"{source} has no array 'positions', it has {', '.join(arrays) or 'no arrays'}")
     arrays.pop("time", None)  # as in the files written here
     return arrays, positions, boundary
 

@@ -18,7 +18,7 @@ from farfield.data.opening import open_dataset
 from farfield.data.source import Cloud, Source
 from farfield.data.spec import grouped
 from farfield.files import atomic_path, refuse_overwriting
-from farfield.prediction.spread import Spread, predict_simulation
+from farfield.prediction.spread import Spread, predict_simulation, refuse_pieces
 from farfield.prediction.trained import Trained
 
 
@@ -36,6 +36,8 @@ def predict_dataset(
 
     With ``parts`` the members of a group share each domain (:mod:`farfield.prediction.spread`).
     """
+    if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
+        raise ValueError(f"{out} lies in the data that is predicted from: choose another --out")
     data = open_dataset(path)
     predictor.spec.require_same(data.spec, "the model")
     names = [out] if len(data) == 1 else [out / f"simulation_{i:04d}.npz" for i in range(len(data))]
@@ -43,6 +45,8 @@ def predict_dataset(
     if len(data) == 1 and out.suffix not in endings:
         raise ValueError(f"expected a name ending in {', '.join(endings)} for --out, got {out.name}")
     refuse_overwriting(names, force, [path])
+    for name in names:
+        refuse_pieces(name, force)
     for simulation in range(len(data)) if predictor.spec.kind == "stepping" else ():
         if not -data.source.states(simulation) <= start < data.source.states(simulation):
             raise ValueError(

@@ -12,6 +12,7 @@ when every member has done its part:
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import uuid
 from abc import ABC, abstractmethod
@@ -34,6 +35,9 @@ from farfield.prediction.files import copy_frame, open_states, read_states
 from farfield.prediction.stepping import Predictor
 from farfield.prediction.trained import Trained
 from farfield.processes import undoing
+
+PIECES = (".pvtu", ".pvti")
+PIECE = re.compile(r"\d+\.vt[ui]")
 
 Spread = Callable[[Callable[[Group], Any]], list[Any]]
 """Runs the members of a group that are in this process: ``InTurn(n).run``, or one for a group of processes."""
@@ -64,6 +68,17 @@ def predict_file_spread(
             f"expected states as .npz or .hdf5 and --out as {', '.join(allowed)}, got {source.name} and {out.name}"
         )
     spread(lambda group: (_grid if grid else _points)(predictor, source, out, group, steps, start))
+
+
+def refuse_pieces(out: Path, force: bool) -> None:
+    """Refuse to replace the folder of pieces beside ``out`` unless forced to, and any other folder of its name."""
+    folder = out.with_suffix("")
+    if out.suffix not in PIECES or not folder.exists():
+        return
+    if not folder.is_dir() or not all(PIECE.fullmatch(path.name) for path in folder.iterdir()):
+        raise ValueError(f"{folder}, where the pieces of {out.name} go, holds other things: choose another --out")
+    if not force:
+        raise ValueError(f"{folder} exists: choose another --out, or overwrite with --force")
 
 
 def _points(predictor: Predictor, source: Path, out: Path, group: Group, steps: int, start: int) -> None:
@@ -247,8 +262,12 @@ class _Pieces(Writer):
         pieces = [(name, extent) for name, extent in told if name is not None]
         components = {name: values.shape[1] for name, values in fields.items()}
         place = (self.part.whole.cells, self.part.spacing, self.part.origin)
-        shutil.rmtree(self.out.with_suffix(""), ignore_errors=True)
-        self.folder.rename(self.out.with_suffix(""))
+        folder = self.out.with_suffix("")
+        if folder.exists():
+            for path in filter(lambda path: PIECE.fullmatch(path.name), folder.iterdir()):
+                path.unlink()
+            folder.rmdir()  # nothing but old pieces goes
+        self.folder.rename(folder)
         atomic_write_text(self.out, index_text(self.out, pieces, components, *place))
 
 

@@ -20,7 +20,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
 from farfield.attention import Group
-from farfield.data.domain import boundary_flags
+from farfield.data.domain import boundary_flags, check_flags
 from farfield.data.spec import SampleSpec, grouped
 from farfield.models.config import EncodingConfig, ModelConfig
 from farfield.models.for_data import build_network
@@ -139,7 +139,7 @@ class Trained:
         )
 
     def _positions(self, positions: ArrayLike, group: Group | None = None) -> NDArray[np.float64]:
-        points = np.asarray(positions, dtype=np.float64)
+        points = _numbers(positions, "positions")
         if points.ndim == 1 and len(self.axes) == 1:
             points = points[:, None]
         none = len(points) == 0 and group is None  # a member of a group may have none
@@ -195,7 +195,7 @@ class Trained:
             )
 
     def _boundary(self, boundary: ArrayLike, points: int) -> NDArray[np.float64]:
-        flags = np.asarray(boundary, dtype=np.float64)
+        flags = _numbers(boundary, "boundary")
         shape = (points, len(self.spec.bounded))
         if flags.ndim == 1 and shape[1] == 1:
             flags = flags[:, None]
@@ -203,8 +203,7 @@ class Trained:
             raise ValueError(
                 f"boundary must have the shape {shape}, one column for each axis that ends, got {flags.shape}"
             )
-        if not np.isfinite(flags).all():
-            raise ValueError("boundary must be finite, it holds NaN or infinity")
+        check_flags(flags)
         return flags
 
     def _columns(
@@ -260,6 +259,13 @@ def extremes(points: NDArray[np.float64], group: Group | None = None) -> tuple[N
     if not known:
         raise ValueError("a domain has at least one point, all members of the group have none")
     return np.min([low for low, _ in known], axis=0), np.max([high for _, high in known], axis=0)
+
+
+def _numbers(values: ArrayLike, name: str) -> NDArray[np.float64]:
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must hold real numbers, got {array.dtype}")
+    return array.astype(np.float64, copy=False)
 
 
 def _listed(names: Any) -> str:

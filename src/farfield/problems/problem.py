@@ -173,9 +173,10 @@ class SteppingProblem(Problem):
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         require(run, options, "input", "states", ("steps", "start", "parts"))
         from farfield.prediction.files import predict_file
-        from farfield.prediction.spread import predict_file_spread
+        from farfield.prediction.spread import predict_file_spread, refuse_pieces
 
         refuse_overwriting([out], options.get("force", False), [options["input"]])
+        refuse_pieces(out, options.get("force", False))
         steps, start = options.get("steps", 1), options.get("start", 0)
         given = (self.predictor(run, device), options["input"], out)
         if "parts" in options:

@@ -102,7 +102,7 @@ def test_bad_input_is_named_and_nothing_is_written(predictor, stl, city, tmp_pat
     (tmp_path / "points.txt").write_text("0,0,0")
     refused("expected points in a file that ends in", points=tmp_path / "points.txt")
     np.savez(tmp_path / "other.npz", places=np.zeros((2, 3)))
-    refused("has no array 'positions', only places", points=tmp_path / "other.npz")
+    refused("has no array 'positions', it has places", points=tmp_path / "other.npz")
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**12, 3)})
     with zipfile.ZipFile(tmp_path / "vast.npz", "w") as archive:

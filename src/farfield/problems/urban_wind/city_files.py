@@ -150,7 +150,7 @@ def read_points(path: str | Path, frame: LocalFrame | None = None) -> pv.DataSet
             return np.asarray(np.load(path, mmap_mode="r"))  # mapped: a header that claims too much is refused
         arrays = read_arrays(path)
         if "positions" not in arrays:
-            raise ValueError(f"it has no array 'positions', only {', '.join(arrays) or 'none'}")
+            raise ValueError(f"it has no array 'positions', it has {', '.join(arrays) or 'no arrays'}")
         return arrays["positions"]
     except (ValueError, OSError, EOFError) as error:
         raise ValueError(f"{path} does not hold points (N, 3): {error}") from None
