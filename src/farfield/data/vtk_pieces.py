@@ -1,4 +1,5 @@
-"""VTK files in pieces: one file per part of a domain, and one that lists them (.pvtu for points, .pvti for grids)."""
+"""VTK files in pieces: one file per part of a domain, and one that lists them (.pvtu for points and meshes, .pvti for
+grids)."""
 
 from __future__ import annotations
 
@@ -13,14 +14,35 @@ from numpy.typing import NDArray
 from farfield.data.vtk import write_vtk
 
 Extent = tuple[int, ...]
+Declared = dict[str, dict[str, tuple[str, int]]]
+"""Names, types and components of the arrays of a piece: at its Points, of its PointData and of its CellData."""
 
 
-def points_piece(path: Path, positions: NDArray, fields: Mapping[str, NDArray]) -> None:
-    """Points (N, P) with fields (N, C) as a .vtu."""
+def points_mesh(positions: NDArray, fields: Mapping[str, NDArray]) -> pv.UnstructuredGrid:
+    """Points (N, P) with fields (N, C)."""
     mesh = pv.PolyData(_three(positions)).cast_to_unstructured_grid()
     for name, values in fields.items():
         mesh.point_data[name] = values if values.shape[1] > 1 else values[:, 0]
+    return mesh
+
+
+def mesh_piece(path: Path, mesh: pv.UnstructuredGrid) -> Declared:
+    """A part of a mesh as a .vtu; returns what the file that lists the pieces has to say of their arrays."""
     write_vtk(path, mesh)
+    return {
+        "Points": _declared({"Points": mesh.points}),
+        "PointData": _declared(dict(mesh.point_data.items())),
+        "CellData": _declared(dict(mesh.cell_data.items())),
+    }
+
+
+def _declared(arrays: Mapping[str, NDArray]) -> dict[str, tuple[str, int]]:
+    kinds = {"f": "Float", "i": "Int", "u": "UInt"}
+    return {
+        name: (f"{kinds[values.dtype.kind]}{8 * values.dtype.itemsize}", 1 if values.ndim == 1 else values.shape[1])
+        for name, values in arrays.items()
+        if values.dtype.kind in kinds
+    }
 
 
 def image_piece(
@@ -42,31 +64,32 @@ def image_piece(
 def index_text(
     out: Path,
     pieces: Sequence[tuple[str, Extent | None]],
-    components: Mapping[str, int],
+    declared: Declared,
     cells: Sequence[int] | None = None,
     spacing: Sequence[float] = (),
     origin: Sequence[float] = (),
 ) -> str:
     """The text of a .pvtu or .pvti whose pieces lie in a folder of its own name."""
-    arrays = [
-        f"<PDataArray type={quoteattr('Float32')} Name={quoteattr(name)} NumberOfComponents={quoteattr(str(count))}/>"
-        for name, count in components.items()
-    ]
+    data = []
+    for part, arrays in declared.items():
+        data += [f"<P{part}>"]
+        data += [
+            f"<PDataArray type={quoteattr(kind)} Name={quoteattr(name)} NumberOfComponents={quoteattr(str(count))}/>"
+            for name, (kind, count) in arrays.items()
+        ]
+        data += [f"</P{part}>"]
     sources = []
     for name, extent in pieces:
         where = f" Extent={quoteattr(_numbers(extent))}" if extent is not None else ""
         sources.append(f"<Piece{where} Source={quoteattr(f'{out.stem}/{name}')}/>")
     if out.suffix == ".pvtu":
         kind, where = "PUnstructuredGrid", ""
-        data = ["<PPointData>", *arrays, "</PPointData>"]
-        data += ["<PPoints>", '<PDataArray type="Float32" Name="Points" NumberOfComponents="3"/>', "</PPoints>"]
     else:
         assert cells is not None
         kind = "PImageData"
         whole = _extent([(0, n) for n in cells])
         where = f" WholeExtent={quoteattr(_numbers(whole))} Origin={quoteattr(_numbers(_padded(origin, 0.0)))}"
         where += f" Spacing={quoteattr(_numbers(_padded(spacing, 1.0)))}"
-        data = ["<PCellData>", *arrays, "</PCellData>"]
     body = "\n".join([f'<{kind} GhostLevel="0"{where}>', *data, *sources, f"</{kind}>"])
     head = f'<?xml version="1.0"?>\n<VTKFile type="{kind}" version="0.1" byte_order="LittleEndian">'
     return f"{head}\n{body}\n</VTKFile>\n"

@@ -5,6 +5,7 @@ Shapes: B batch, C channels, n_i cells along axis i of the block, m_i of the blo
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -19,6 +20,15 @@ from farfield.attention.sharded import exchange
 from farfield.models.tokens import grid_of
 
 Ranges = tuple[tuple[int, int], ...]
+
+
+def agree_on_model(group: Group, model: nn.Module) -> None:
+    """Refuse a group whose members have other layers or weights than one another."""
+    digest = hashlib.sha256(repr(model).encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    group.agree("model (layers and weights)", digest.hexdigest()[:16])
 
 
 class GridPart:
@@ -56,10 +66,11 @@ class GridPart:
         out = out.index_copy(0, self._places.to(x.device), received)
         return out.unflatten(1, (batch, channels)).permute(1, 2, 0).unflatten(2, self.extended)
 
-    def crop(self, x: Tensor) -> Tensor:
-        """(B, C, m...) -> (B, C, n...)."""
+    def crop(self, x: Tensor, margin: int = 0) -> Tensor:
+        """(B, C, m...) -> (B, C, n...), or with so many cells of the rim, where there are any, on each side."""
         for axis, (rim, size) in enumerate(zip(self.low, self.shape, strict=True)):
-            x = x.narrow(axis + 2, rim, size)
+            first, last = max(0, rim - margin), min(rim + size + margin, x.shape[axis + 2])
+            x = x.narrow(axis + 2, first, last - first)
         return x
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -35,7 +34,7 @@ from farfield.attention import (
 )
 from farfield.attention.wavelengths import warn_of_wavelengths
 from farfield.models.blocks import Block, pointwise
-from farfield.models.grid_part import GridPart, Ranges, whole_grid
+from farfield.models.grid_part import GridPart, Ranges, agree_on_model, whole_grid
 from farfield.models.saved import read_model, write_model
 from farfield.models.tokens import Patches, PatchTokens, apply_on_cells, exactly, grid_of
 
@@ -241,7 +240,7 @@ class TransformerOperator(nn.Module):
         those at hand, and a member with other weights is refused.
         """
         if group is not None:
-            group.agree("model (layers and weights)", _fingerprint(self))
+            agree_on_model(group, self)
         if self.warns and positions.shape[-2]:
             head_dim = self._arguments["width"] // self.heads
             warn_of_wavelengths(self.encoding, positions if key_positions is None else key_positions, head_dim, 6)
@@ -373,12 +372,3 @@ class TransformerOperator(nn.Module):
             known = self.plan(kept, own_keys, batch=batch, period=period, group=group)
             self._last_plans[member] = (wanted, known)
         return known
-
-
-def _fingerprint(module: nn.Module) -> str:
-    """The same for the same weights in the same places only."""
-    digest = hashlib.sha256(repr(module).encode())
-    for name, tensor in module.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]

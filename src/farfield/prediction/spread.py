@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -38,6 +38,9 @@ from farfield.processes import undoing
 
 PIECES = (".pvtu", ".pvti")
 PIECE = re.compile(r"\d+\.vt[ui]")
+
+if TYPE_CHECKING:
+    import pyvista as pv
 
 Spread = Callable[[Callable[[Group], Any]], list[Any]]
 """Runs the members of a group that are in this process: ``InTurn(n).run``, or one for a group of processes."""
@@ -246,29 +249,43 @@ class _Pieces(Writer):
         self.last = dict(fields)
 
     def finish(self) -> None:
-        from farfield.data.vtk_pieces import image_piece, index_text, points_piece
+        from farfield.data.vtk_pieces import image_piece, index_text, points_mesh
 
         count = len(self.part.positions)
         fields = {name: np.asarray(v, np.float32).reshape(count, -1) for name, v in self.last.items()}
-        name = f"{self.group.rank}.{self.out.suffix[2:]}"
-        extent = None
-        if count and self.out.suffix == ".pvtu":
-            points_piece(self.folder / name, self.part.positions, fields)
-        elif count:
-            extent = image_piece(self.folder / name, self.block(), self.part.spacing, self.part.origin, fields)
-        told = self.group.gather((name if count else None, extent))
-        if self.group.rank > 0:
+        if self.out.suffix == ".pvtu":
+            mesh = points_mesh(self.part.positions, fields) if count else None
+            join_meshes(self.out, self.group, self.folder, mesh)
             return
-        pieces = [(name, extent) for name, extent in told if name is not None]
-        components = {name: values.shape[1] for name, values in fields.items()}
-        place = (self.part.whole.cells, self.part.spacing, self.part.origin)
-        folder = self.out.with_suffix("")
-        if folder.exists():
-            for path in filter(lambda path: PIECE.fullmatch(path.name), folder.iterdir()):
-                path.unlink()
-            folder.rmdir()  # nothing but old pieces goes
-        self.folder.rename(folder)
-        atomic_write_text(self.out, index_text(self.out, pieces, components, *place))
+        name, extent = f"{self.group.rank}.vti", None
+        if count:
+            extent = image_piece(self.folder / name, self.block(), self.part.spacing, self.part.origin, fields)
+        told = [one for one in self.group.gather((name, extent)) if one[1] is not None]
+        if self.group.rank == 0:
+            declared = {"CellData": {name: ("Float32", values.shape[1]) for name, values in fields.items()}}
+            place = (self.part.whole.cells, self.part.spacing, self.part.origin)
+            _join(self.out, self.folder, index_text(self.out, told, declared, *place))
+
+
+def join_meshes(out: Path, group: Group, folder: Path, mesh: pv.UnstructuredGrid | None) -> None:
+    """Write this member's part of a mesh, if it has one, into the folder of pieces; the first puts all in place."""
+    from farfield.data.vtk_pieces import index_text, mesh_piece
+
+    name = f"{group.rank}.vtu"
+    told = group.gather((name, None if mesh is None else mesh_piece(folder / name, mesh)))
+    pieces = [(name, declared) for name, declared in told if declared is not None]
+    if group.rank == 0:
+        _join(out, folder, index_text(out, [(name, None) for name, _ in pieces], pieces[0][1] if pieces else {}))
+
+
+def _join(out: Path, folder: Path, index: str) -> None:
+    place = out.with_suffix("")
+    if place.exists():
+        for path in filter(lambda path: PIECE.fullmatch(path.name), place.iterdir()):
+            path.unlink()
+        place.rmdir()  # nothing but old pieces goes
+    folder.rename(place)
+    atomic_write_text(out, index)
 
 
 @contextlib.contextmanager
@@ -280,30 +297,37 @@ def writer(
     frame: Callable[[Path], None] | None = None,
 ) -> Iterator[Writer]:
     """What writes a prediction, by the ending of ``out``; nothing stands under that name before all have finished."""
-    _all_can_write(group, out.parent)
+    if out.suffix.startswith(".pv"):
+        with pieces_folder(out, group) as folder:
+            pieces = _Pieces(out, group, part, folder)
+            yield pieces
+            pieces.finish()
+        return
+    all_can_write(group, out.parent)
     if out.suffix == ".npz":
         collected = _Npz(out, group, part, kept)
         yield collected
         collected.finish()
         return
-    token = group.gather(uuid.uuid4().hex[:8])[0]
-    if out.suffix in (".hdf5", ".h5"):
-        assert frame is not None
-        partial = out.with_name(f".{out.name}.{token}.partial")
-        with _removed(group, partial):
-            if group.rank == 0:
-                frame(partial)
-            group.gather("the file is there")
-            slices = _Hdf5(out, group, part, partial)
-            yield slices
-            slices.finish()
-        return
-    folder = out.with_name(f".{out.stem}.{token}.partial")
+    assert frame is not None
+    partial = out.with_name(f".{out.name}.{group.gather(uuid.uuid4().hex[:8])[0]}.partial")
+    with _removed(group, partial):
+        if group.rank == 0:
+            frame(partial)
+        group.gather("the file is there")
+        slices = _Hdf5(out, group, part, partial)
+        yield slices
+        slices.finish()
+
+
+@contextlib.contextmanager
+def pieces_folder(out: Path, group: Group) -> Iterator[Path]:
+    """Where the members write their pieces, before all of them are there; removed if anything goes wrong."""
+    all_can_write(group, out.parent)
+    folder = out.with_name(f".{out.stem}.{group.gather(uuid.uuid4().hex[:8])[0]}.partial")
     with _removed(group, folder):
         folder.mkdir(exist_ok=True)
-        pieces = _Pieces(out, group, part, folder)
-        yield pieces
-        pieces.finish()
+        yield folder
 
 
 @contextlib.contextmanager
@@ -322,7 +346,7 @@ def _removed(group: Group, partial: Path) -> Iterator[None]:
             remove()
 
 
-def _all_can_write(group: Group, folder: Path) -> None:
+def all_can_write(group: Group, folder: Path) -> None:
     """Refuse a folder that some members cannot write to, or that is not the same for all, before anything is done."""
     token = group.gather(uuid.uuid4().hex[:8])[0]
     path = folder / f".{token}-{group.rank}.partial"

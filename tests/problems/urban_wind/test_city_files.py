@@ -10,6 +10,7 @@ import pyvista as pv
 from typer.testing import CliRunner
 from vtkmodules.vtkIOXML import vtkXMLUnstructuredGridWriter
 
+from farfield.attention import InTurn
 from farfield.cli import app
 from farfield.data import vtk as vtk_files
 from farfield.problems.urban_wind.buildings import write_stl
@@ -82,6 +83,7 @@ def test_bad_input_is_named_and_nothing_is_written(predictor, stl, city, tmp_pat
 
     refused("expected an output that ends in .vtu, .vtk, .vtp, .npz, .csv, got flow.txt", to=tmp_path / "flow.txt")
     refused("a table is written of points: give --points", to=tmp_path / "flow.csv")
+    refused("is AB-SWIFT, .* predicts in one process", parts=InTurn(2).run)
     refused("wind direction must be from 0 to 360", wind_direction=400.0)
     refused("directions must differ", wind_direction=[10.0, 10.0])
     refused("the model does not predict vorticity", fields=["vorticity"])

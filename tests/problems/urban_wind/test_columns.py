@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from farfield.attention import LAAPE, Encoding, RoPE
+from farfield.attention import LAAPE, Encoding, Group, InTurn, RoPE
 from farfield.problems.urban_wind.buildings import Box, UrbanDomain, boxes_to_mesh, random_buildings
 from farfield.problems.urban_wind.city import (
     CHANNELS,
@@ -18,6 +20,7 @@ from farfield.problems.urban_wind.city import (
     base_fields,
     true_fields,
 )
+from farfield.problems.urban_wind.column_part import ColumnPart
 from farfield.problems.urban_wind.column_spread import Spread
 from farfield.problems.urban_wind.columns import ColumnNetwork
 from farfield.problems.urban_wind.files import UrbanCase
@@ -28,7 +31,7 @@ LEVEL_COUNT = len(LEVELS) - 1
 PATCH = 4
 
 
-def network(encoding: Encoding | None = None, **sizes: int) -> ColumnNetwork:
+def network(encoding: Encoding | None = None, **sizes: Any) -> ColumnNetwork:
     torch.manual_seed(0)
     small = {"width": 16, "depth": 2, "heads": 2, "columns": 8, "decoder_depth": 1, "level_features": 4}
     return ColumnNetwork(
@@ -114,6 +117,33 @@ def test_a_domain_too_wide_for_all_pairs_gives_the_same(city: City) -> None:
     model.backend = "dense"
     with pytest.raises(ValueError, match="overflows"):
         volume(model, cells, city)
+
+
+@pytest.mark.parametrize("encoding", [None, local()])
+def test_blocks_of_columns_equal_the_whole(city: City, encoding: Encoding | None) -> None:
+    """Two, three and five members; the city's columns are no multiple of a token's."""
+    model = network(encoding, decoder_depth=2, tolerance=1e-7).double()
+    cells, profile = city.cells()[:38, :61].double(), city.profile()[None].double()
+    air = (torch.rand(cells.shape[:2]) > 0.1).double()
+
+    def member(group: Group) -> tuple[ColumnPart, torch.Tensor]:
+        part = ColumnPart(group, tuple(cells.shape[:2]), PATCH)
+        with torch.no_grad():
+            found = model.volume(cells[part.own][None], air[part.own][None], profile, part=part)
+        return part, found[0]
+
+    with torch.no_grad():
+        whole = model.volume(cells[None], air[None], profile)[0]
+    shape = (*cells.shape[:2], LEVEL_COUNT)
+    index = torch.arange(whole.shape[0]).view(shape)
+    for members in (2, 3, 5):
+        for part, found in InTurn(members).run(member):
+            seen = index[part.seen].flatten()
+            torch.testing.assert_close(found, whole[seen], atol=1e-5 * float(whole.abs().max()), rtol=0)
+            own = index[part.own].flatten()
+            assert torch.equal(seen[part.cells(own, shape[1], LEVEL_COUNT)], own)
+    with pytest.raises(ValueError, match="200 members are too many for the 10 x 16 tokens"):
+        InTurn(200).run(member)
 
 
 def test_any_extent_is_taken(city: City) -> None:

@@ -10,9 +10,11 @@ import pytest
 import pyvista as pv
 import shapely
 import torch
+from matplotlib.image import imread
 from small import NORMALISATION
 from typer.testing import CliRunner
 
+from farfield.attention import InTurn
 from farfield.cli import app
 from farfield.problems.urban_wind.buildings import Box, UrbanDomain, boxes_to_mesh, write_stl
 from farfield.problems.urban_wind.city_files import predict_city
@@ -32,6 +34,7 @@ from farfield.runs.weights import save_weights
 
 BOXES = [Box(-20, -4, -8, 8, 20), Box(10, 22, -20, 4, 12)]
 FRAME = LocalFrame(13.4, 52.5)
+FIELDS = ("velocity", "pressure", "k", "epsilon")
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,39 @@ def weather(tmp_path) -> Path:
     rows = [f"{direction},{speed},{8 - speed / 2}" for direction in range(0, 360, 30) for speed in range(1, 15)]
     (tmp_path / "rose.csv").write_text("\n".join(["direction,speed,frequency", *rows]))
     return tmp_path / "rose.csv"
+
+
+def test_a_city_in_parts_equals_the_whole(predictor, stl, probes, tmp_path, monkeypatch) -> None:
+    """The mesh in pieces, arrays and tables; points in the air and inside buildings, members that have no points."""
+    monkeypatch.setattr("farfield.problems.urban_wind.column_prediction._fast_bfloat16", lambda device: False)
+    monkeypatch.setattr(predictor.model, "tolerance", 1e-7)
+
+    def predicted(name: str, parts: int = 0, **options: object) -> Path:
+        together = {"parts": InTurn(parts, tmp_path).run} if parts else {}
+        options = {"roughness": 0.3, "wind_direction": 250.0, **options, **together}
+        return predict_city(predictor, stl, tmp_path / name, **options)[0]
+
+    whole, pieces = pv.read(predicted("whole.vtu", spacing=16.0)), pv.read(predicted("pieces.pvtu", 3, spacing=16.0))
+    assert len(list((tmp_path / "pieces").glob("*.vtu"))) == 3 and pieces.points.dtype == whole.points.dtype
+    assert pieces.n_cells == whole.n_cells > 500 and set(pieces.cell_data) == set(whole.cell_data)
+    places = [np.round(mesh.cell_centers().points, 3) for mesh in (whole, pieces)]
+    order = [np.lexsort(place.T) for place in places]
+    np.testing.assert_allclose(places[1][order[1]], places[0][order[0]], atol=1e-2)
+    for name in FIELDS:
+        np.testing.assert_allclose(pieces[name][order[1]], whole[name][order[0]], rtol=1e-4, atol=1e-5)
+    pictures = [imread(tmp_path / f"{name}.png") for name in ("pieces", "whole")]
+    assert np.abs(pictures[0] - pictures[1]).mean() < 1e-3
+
+    with pytest.warns(UserWarning, match="1 of 3 points lie inside buildings"):
+        rows = rows_of(predicted("parts.csv", 4, points=probes))
+    assert rows == rows_of(predicted("whole.csv", points=probes))
+    np.save(tmp_path / "points.npy", np.random.default_rng(0).uniform([-60, -60, 1], [60, 60, 40], (50, 3)))
+    one, many = (np.load(predicted(f"{n}.npz", n, points=tmp_path / "points.npy")) for n in (0, 2))
+    for name in (*FIELDS, "positions"):
+        np.testing.assert_allclose(many[name], one[name], rtol=1e-4, atol=1e-5)
+    assert pv.read(predicted("few.pvtu", 4, points=tmp_path / "points.npy")).n_points == 50
+    left = {path.name for path in tmp_path.iterdir() if path.suffix == ".partial" or "waiting" in path.name}
+    assert not left
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import pyvista as pv
 from numpy.typing import NDArray
 from rich.console import Console
 
+from farfield.attention import Group
 from farfield.data.vtk import write_vtk
-from farfield.files import atomic_path, read_arrays, refuse_overwriting, write_table
+from farfield.files import atomic_path, fingerprint, read_arrays, refuse_overwriting, write_table
+from farfield.prediction.spread import Spread, all_can_write, join_meshes, pieces_folder, refuse_pieces
 from farfield.problems.urban_wind.footprints import LocalFrame
 from farfield.problems.urban_wind.formats import Buildings, read_buildings
 from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, speed_ratio
 from farfield.problems.urban_wind.pictures import draw_wind, fastest_shown, raster_of_wakes
 from farfield.problems.urban_wind.prediction import Advance, Fields, Target, WindPredictor
 from farfield.problems.urban_wind.probes import Probes, read_probes
+from farfield.problems.urban_wind.site import Site
 from farfield.progress import Progress
 
 OUTPUTS = (".vtu", ".vtk", ".vtp", ".npz", ".csv")
@@ -43,23 +47,28 @@ def predict_city(
     seed: int = 0,
     draws: int = 1,
     force: bool = False,
+    parts: Spread | None = None,
     console: Console | None = None,
 ) -> list[Path]:
     """Write the wind around buildings to ``out``, with a picture of it at 2 m height; returns what was written.
 
     The options are those of :meth:`WindPredictor.predict`. Several directions give a file and a picture each, named
     after them, with one scale of colours; a CSV has all of them. What can be wrong is found before the network runs,
-    and whatever goes wrong, no file is left half-written.
+    and whatever goes wrong, no file is left half-written. With ``parts``, the members of a group share the network's
+    work and the points; ``out`` may then be a .pvtu, of which each writes a piece.
     """
     out = Path(out)
-    if out.suffix not in OUTPUTS:
-        raise ValueError(f"expected an output that ends in {', '.join(OUTPUTS)}, got {out.name}")
+    outputs = OUTPUTS if parts is None else (*OUTPUTS, ".pvtu")
+    if out.suffix not in outputs:
+        raise ValueError(f"expected an output that ends in {', '.join(outputs)}, got {out.name}")
     directions = [float(one) for one in np.atleast_1d(wind_direction)]
     outs = [out] * len(directions) if out.suffix == ".csv" else names_by_direction(out, directions)
     wanted = predictor.wanted(fields)
     drawn = "velocity" in wanted and out.suffix != ".csv"
     written = [*dict.fromkeys(outs), *(path.with_suffix(".png") for path in outs if drawn)]
     refuse_overwriting(written, force, inputs(buildings, points))
+    for path in outs:
+        refuse_pieces(path, force)
     ratio = speed_ratio(wind_speed, speed_height, roughness, inverse_length)
     city = buildings if isinstance(buildings, Buildings) else read_buildings(buildings)
     given = None if points is None else read_points(points, city.frame)
@@ -70,6 +79,8 @@ def predict_city(
     target = Target.of(sites[0], at, spacing)
     if out.suffix == ".vtp" and not isinstance(target.dataset, pv.PolyData):
         raise ValueError(f"{out.name}: .vtp is for points and surfaces, a mesh of the air needs .vtu or .vtk")
+    if out.suffix == ".pvtu" and not target.by_cell and target.dataset.n_cells != target.dataset.n_points:
+        raise ValueError(f"{out.name}: .pvtu is for points and meshes of the air, a surface needs .vtu, .vtk or .vtp")
 
     raster = raster_of_wakes(sites) if drawn else None
     winds, tables = [], []
@@ -81,20 +92,28 @@ def predict_city(
             asked = target.positions
             if raster is not None:
                 asked = np.concatenate([asked, raster.asked(site)])
-            found = predictor.at(site, asked, ratio=ratio, fields=wanted, seed=seed, draws=draws, advance=advance)
-            count = len(target.positions)
+            described = predictor.metadata(site, wind_speed, speed_height) | place(city.frame)
+            options: dict[str, Any] = {"ratio": ratio, "fields": wanted, "seed": seed, "draws": draws}
+            if parts is None:
+                found = predictor.at(site, asked, advance=advance, **options)
+            else:
+                share = _Share(predictor, site, asked, options, path, target, described)
+                collected = [one for one in parts(share.of) if one is not None]
+                if not collected:  # the first process has them
+                    continue
+                found = collected[0]
+            count = 0 if out.suffix == ".pvtu" else len(target.positions)
             if raster is not None:
                 winds.append(raster.faded(site, found["velocity"][count:], ratio))
             own = {name: values[:count] for name, values in found.items()}
             if out.suffix == ".csv":
                 probes = given if isinstance(given, Probes) else Probes(target.positions)
                 tables.append(probes.table({"wind_direction": np.full(count, site.wind_direction), **own}))
-            else:
-                described = predictor.metadata(site, wind_speed, speed_height) | place(city.frame)
+            elif out.suffix != ".pvtu":
                 _write(path, target, own, described)
-    if out.suffix == ".csv":
+    if tables:
         write_table(out, tables[0][0], [row for _, rows in tables for row in rows])
-    if raster is not None:
+    if raster is not None and winds:
         fastest = fastest_shown(winds)
         for site, path, velocity in zip(sites, outs, winds, strict=True):
             title = (
@@ -103,6 +122,51 @@ def predict_city(
             )
             draw_wind(path.with_suffix(".png"), raster, site, velocity, title, fastest)
     return written
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What the members of a group do of one wind."""
+
+    predictor: WindPredictor
+    site: Site
+    asked: NDArray[np.float64]  # the target's points, then those of the picture
+    options: dict[str, Any]
+    out: Path
+    target: Target
+    metadata: Mapping[str, float | str]
+
+    def of(self, group: Group) -> Fields | None:
+        """Predict this member's points. The first returns all; of a .pvtu, written here, those of the picture alone."""
+        mesh, site = self.site.buildings, self.site
+        told = (site.basis, site.roughness, site.inverse_length, self.options)
+        bytes_of = (mesh.vertices, mesh.faces, self.asked)
+        group.agree("input", fingerprint(repr(told).encode(), *(np.asarray(a).tobytes() for a in bytes_of)))
+        mine = self.predictor.parts(site, self.asked, group.size)[group.rank]
+        if self.out.suffix != ".pvtu":
+            all_can_write(group, self.out.parent)
+            return _collected(group, mine, self._at(mine, group))
+        with pieces_folder(self.out, group) as folder:
+            found = self._at(mine, group)
+            own = int(np.searchsorted(mine, len(self.target.positions)))
+            piece = None
+            if own:
+                fields = {name: values[:own] for name, values in found.items()}
+                piece = self.target.some(mine[:own]).filled(fields, self.metadata).cast_to_unstructured_grid()
+            join_meshes(self.out, group, folder, piece)
+        return _collected(group, mine[own:], {name: values[own:] for name, values in found.items()})
+
+    def _at(self, mine: NDArray[np.int64], group: Group) -> Fields:
+        return self.predictor.at(self.site, self.asked[mine], group=group, **self.options)
+
+
+def _collected(group: Group, index: NDArray[np.int64], fields: Fields) -> Fields | None:
+    """The fields of all members in the order of their indices, for the first of them."""
+    told = group.gather((index, fields))
+    if group.rank > 0:
+        return None
+    order = np.argsort(np.concatenate([index for index, _ in told]))
+    return {name: np.concatenate([found[name] for _, found in told])[order] for name in fields}
 
 
 def names_by_direction(out: Path, directions: Sequence[float]) -> list[Path]:

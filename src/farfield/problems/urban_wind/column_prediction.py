@@ -8,13 +8,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from farfield.attention import Group
 from farfield.files import check_memory
+from farfield.models.grid_part import agree_on_model
 from farfield.problems.urban_wind.buildings import UrbanDomain
 from farfield.problems.urban_wind.city import City, CorrectionScale, base_fields
 from farfield.problems.urban_wind.column_config import ColumnRun
+from farfield.problems.urban_wind.column_part import ColumnPart, owners
 from farfield.problems.urban_wind.columns import ColumnNetwork
 from farfield.problems.urban_wind.files import UrbanCase
-from farfield.problems.urban_wind.lattice import LEVELS, SPACING, Lattice
+from farfield.problems.urban_wind.lattice import LEVELS, SPACING
 from farfield.problems.urban_wind.prediction import Advance, WindPredictor
 from farfield.problems.urban_wind.sampling import UrbanNormalisation
 from farfield.problems.urban_wind.site import Site
@@ -40,6 +43,7 @@ class ColumnPredictor(WindPredictor):
         super().__init__(normalisation, encoding, "urban-columns", next(model.parameters()).device)
         self.model = model.eval().requires_grad_(False)
         self.scale = scale
+        self._last: tuple[Site, City] | None = None
 
     @classmethod
     def load(cls, run: Run, device: Device = None) -> ColumnPredictor:
@@ -64,26 +68,55 @@ class ColumnPredictor(WindPredictor):
         return self.from_city(City.around(case), points, advance)
 
     def from_site(
-        self, site: Site, points: NDArray, rng: np.random.Generator, advance: Advance = lambda share: None
+        self,
+        site: Site,
+        points: NDArray,
+        rng: np.random.Generator,
+        advance: Advance = lambda share: None,
+        group: Group | None = None,
     ) -> NDArray[np.float32]:
         """The same around a user's buildings, whose lattice is all that is needed of them."""
         _check_neutral(site.inverse_length)
+        return self.from_city(self._city(site), points, advance, group)
+
+    def _city(self, site: Site) -> City:
+        """The physics of a site; the last one's are kept, for members of a group that take turns."""
+        if self._last is None or self._last[0] is not site:
+            self._last = None
+            check_lattice(site.domain)
+            self._last = site, City.of(site.lattice, site.roughness)
+        return self._last[1]
+
+    def parts(self, site: Site, points: NDArray, members: int) -> list[NDArray[np.int64]]:
+        """Which of the points (N, 3), in the user's coordinates, each of so many members asks for: see :meth:`at`."""
         check_lattice(site.domain)
-        lattice = Lattice.around(site.obstacles, site.domain)
-        return self.from_city(City.of(lattice, site.roughness), points, advance)
+        columns = site.lattice.columns_of(site.to_wind(np.asarray(points, dtype=np.float64)))
+        return owners(columns, site.lattice.shape[1:], self.model.patch, members)
 
     @torch.inference_mode()
-    def from_city(self, city: City, points: NDArray, advance: Advance = lambda share: None) -> NDArray[np.float32]:
-        """The same from a city whose physics are known."""
+    def from_city(
+        self, city: City, points: NDArray, advance: Advance = lambda share: None, group: Group | None = None
+    ) -> NDArray[np.float32]:
+        """The same from a city whose physics are known; with a group, at this member's points (:meth:`parts`)."""
         device = self.device
-        cells, air, profile = (x[None].to(device) for x in (city.cells(), city.air(), city.profile()))
+        inputs = (city.cells(), city.air())
+        part = None
+        if group is not None:
+            agree_on_model(group, self.model)
+            part = ColumnPart(group, city.lattice.shape[1:], self.model.patch)
+            inputs = inputs[0][part.own], inputs[1][part.own]
+        cells, air, profile = (x[None].to(device) for x in (*inputs, city.profile()))
         with torch.autocast(device.type, torch.bfloat16, enabled=_fast_bfloat16(device)):
-            volume = self.model.volume(cells, air, profile)[0]
+            volume = self.model.volume(cells, air, profile, part=part)[0]
+        seen = cells[0] if part is None else city.cells()[part.seen].contiguous().to(device)
         out = np.empty((len(points), len(self.normalisation.channels)), dtype=np.float32)
         for start in range(0, len(points), _CHUNK):
             some = slice(start, start + _CHUNK)
             query = city.query(points[some])
-            raw, local = self.model.query(volume, cells[0], *(x.to(device) for x in query[:3]))
+            if part is not None:
+                levels, _, along = city.lattice.shape
+                query = query._replace(cells=part.cells(query.cells, along, levels))
+            raw, local = self.model.query(volume, seen, *(x.to(device) for x in query[:3]))
             fields = base_fields(local.cpu(), query) + self.scale.decode(raw.float().cpu())
             fields[:, 4:] = fields[:, 4:].exp()
             out[some] = fields.numpy()

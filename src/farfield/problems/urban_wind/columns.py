@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from farfield.attention import Encoding
+from farfield.attention import Encoding, plan_attention
 from farfield.models.blocks import Block
+from farfield.problems.urban_wind.column_part import ColumnPart
 from farfield.problems.urban_wind.column_spread import Spread
 
 # Up to so many tokens all pairs are computed where that is possible: a third of the time of tiles at 2000 of them.
@@ -142,26 +143,39 @@ class ColumnNetwork(nn.Module):
         volume = self.volume(cells[None], air[None], profile[None], phase)[0]
         return self.query(volume, cells, index, weight, points)
 
-    def volume(self, cells: Tensor, air: Tensor, profile: Tensor, phase: tuple[int, int] = (0, 0)) -> Tensor:
+    def volume(
+        self,
+        cells: Tensor,
+        air: Tensor,
+        profile: Tensor,
+        phase: tuple[int, int] = (0, 0),
+        part: ColumnPart | None = None,
+    ) -> Tensor:
         """Inputs of the cells (B, Y, X, Z, C), columns in the air (B, Y, X), inflow (B, p) -> (B, Y X Z, features).
 
-        ``phase`` begins the tokens so many columns (across, along) before the lattice.
+        ``phase`` begins the tokens so many columns (across, along) before the lattice. With a ``part`` the columns are
+        its own, and the answer is for these and one more on every side where there are any.
         """
         batch, across, along = air.shape
         size = self.patch
         before = (phase[1], -(along + phase[1]) % size, phase[0], -(across + phase[0]) % size)
         seen = self.first(cells.flatten(3)) + air[..., None].to(cells) * self.in_air
-        stem = self.stem(functional.pad(seen, (0, 0, *before)))
+        seen = functional.pad(seen, (0, 0, *before))
+        stem = self.stem(seen) if part is None else part.through(self.stem, seen, _reach(self.stem))
         rows, columns = stem.shape[1] // size, stem.shape[2] // size
         inflow = self.inflow(profile)
         tokens = stem.view(batch, rows, size, columns, size, -1).transpose(2, 3).reshape(batch, rows * columns, -1)
         tokens = self.to_tokens(tokens) + inflow[:, None]
-        tokens = self._attend(tokens, self._positions(rows, columns, cells.device))
+        tokens = self._attend(tokens, self._positions(rows, columns, cells.device), part)
         spread = self.to_columns(self.norm(tokens)).view(batch, rows, columns, size, size, -1).transpose(2, 3)
         spread = spread.reshape(batch, rows * size, columns * size, -1)
-        decoded = self.decoder(spread + stem + self.inflow_to_columns(inflow)[:, None, None])
-        decoded = decoded[:, phase[0] : phase[0] + across, phase[1] : phase[1] + along].contiguous()
-        return self.to_levels(decoded).view(batch, across * along * self.levels, -1).float()
+        spread = spread + stem + self.inflow_to_columns(inflow)[:, None, None]
+        if part is None:
+            decoded = self.decoder(spread)[:, phase[0] : phase[0] + across, phase[1] : phase[1] + along]
+        else:
+            decoded = part.through(self.decoder, spread, _reach(self.decoder), margin=1)
+            decoded = decoded[:, : part.seen[0].stop - part.seen[0].start, : part.seen[1].stop - part.seen[1].start]
+        return self.to_levels(decoded.contiguous()).view(batch, -1, self.to_levels.out_features // self.levels).float()
 
     def query(
         self, volume: Tensor, cells: Tensor, index: Tensor, weight: Tensor, points: Tensor
@@ -177,8 +191,10 @@ class ColumnNetwork(nn.Module):
             known = torch.cat([read(volume), local, points], dim=-1)
             return self.from_hidden(functional.gelu(self.hidden(known))) + self.direct(known), local
 
-    def _attend(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _attend(self, tokens: Tensor, positions: Tensor, part: ColumnPart | None) -> Tensor:
         """The blocks, one after the other."""
+        if part is not None:
+            return self._spread_blocks(tokens, positions, part)
         backend = self.backend
         if backend == "auto" and len(positions) <= _ALL_PAIRS:
             try:
@@ -192,8 +208,25 @@ class ColumnNetwork(nn.Module):
             tokens = block(tokens, positions, backend=backend, tolerance=self.tolerance)
         return tokens
 
+    def _spread_blocks(self, tokens: Tensor, positions: Tensor, part: ColumnPart) -> Tensor:
+        first = [self.spacing * ends[0] for ends in reversed(part.block)]  # along, across
+        positions = positions + positions.new_tensor(first)
+        options: dict[str, Any] = {"tolerance": self.tolerance}
+        if isinstance(self.blocks[0], Block):
+            encoding = self.blocks[0].attention.encoding
+            plan = plan_attention(positions, encoding=encoding, tolerance=self.tolerance, group=part.group)
+            positions, options["plan"] = plan.cloud.query_positions, plan
+        for block in self.blocks:
+            tokens = block(tokens, positions, **options)
+        return tokens
+
     def _positions(self, rows: int, columns: int, device: torch.device) -> Tensor:
         """Positions (rows columns, 2) of the tokens along and across the wind, m."""
         step = self.patch * self.spacing
         y, x = torch.meshgrid(torch.arange(rows) * step, torch.arange(columns) * step, indexing="ij")
         return torch.stack([x.flatten(), y.flatten()], dim=1).to(device)
+
+
+def _reach(layers: nn.Module) -> int:
+    """How many columns away a chain of convolutions sees."""
+    return sum(layer.kernel_size[0] // 2 for layer in layers.modules() if isinstance(layer, Spread))

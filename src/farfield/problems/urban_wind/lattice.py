@@ -97,6 +97,11 @@ class Lattice:
         """Share of air of each cell, in the order (Y, X, Z), and a little everywhere."""
         return (self.fluid.transpose(1, 2, 0) + np.float32(1e-3)).reshape(-1)
 
+    def columns_of(self, points: Array) -> NDArray[np.int64]:
+        """The column (N, 2: across, along) that each point (N, 3) is in; beyond the lattice, the nearest."""
+        at = np.floor((points[:, 1::-1] - self.origin[::-1]) / self.spacing).astype(np.int64)
+        return np.clip(at, 0, np.array(self.shape[1:]) - 1)
+
     def corners(self, points: Array) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The cells around each point (N, 3), as indices into (Y, X, Z), and their weights: (N, K) each, K up to 8.
 

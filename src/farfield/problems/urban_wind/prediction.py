@@ -19,6 +19,7 @@ import trimesh
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from farfield.attention import Group
 from farfield.attention.tiles import build_tiles
 from farfield.models.ab_swift import AbSwift
 from farfield.problems.urban_wind.config import UrbanRun
@@ -80,6 +81,13 @@ class WindPredictor(ABC):
     ) -> NDArray[np.float32]:
         """The same around a user's buildings."""
         return self.from_case(site.case, points, rng, advance)
+
+    def parts(self, site: Site, points: NDArray, members: int) -> list[NDArray[np.int64]]:
+        """Which of the points (N, 3), in the user's coordinates, each of so many members of a group asks for."""
+        raise ValueError(
+            f"{self.name or type(self).__name__} is AB-SWIFT, whose anchors stand for a whole city: it predicts in one "
+            "process. Leave out --devices, --nodes and --parts, or take a column network, e.g. urban-wind-laape"
+        )
 
     def described_by(self, run: Run) -> None:
         """Take over what a run's folder says beside its weights: its name, and its errors if they were measured."""
@@ -173,32 +181,25 @@ class WindPredictor(ABC):
         seed: int = 0,
         draws: int = 1,
         advance: Advance = lambda share: None,
+        group: Group | None = None,
     ) -> Fields:
         """The wind at points (N, 3) of a site, with its errors; NaN inside buildings and below the ground, and said.
 
-        ``ratio`` is that of its speed to 6 m/s at 80 m (see :func:`speed_ratio`).
+        ``ratio`` is that of its speed to 6 m/s at 80 m (see :func:`speed_ratio`). With a ``group``, whose members call
+        this together, the points are this member's, perhaps none (:meth:`parts`).
         """
         wanted = self.wanted(fields)
         if draws < 1:
             raise ValueError(f"at least one draw is needed, got {draws}")
-        where = site.to_wind(_points(points))
-        in_air = site.in_air(where)
-        if not in_air.all():
-            missing = f"{len(where) - in_air.sum()} of {len(where)} points lie inside buildings or below the ground"
-            warnings.warn(f"{missing}: there is no wind there, and the fields are NaN", stacklevel=2)
-        outside = int((in_air & ~site.in_domain(where)).sum())
-        if outside:
-            extent = " x ".join(f"{high - low:.0f}" for low, high in site.domain.bounds)
-            warnings.warn(
-                f"{outside} of {len(where)} points lie outside the {extent} m of air around the buildings: the wind "
-                "there is extrapolated",
-                stacklevel=2,
-            )
+        where = site.to_wind(_points(points, allow_none=group is not None))
+        in_air = site.in_air(where) if len(where) else np.zeros(0, dtype=bool)
+        self._warn_of_places(site, where, in_air, group)
         air = where[in_air]
         total = np.zeros((len(air), len(self.normalisation.channels)))
+        together: dict[str, Any] = {} if group is None else {"group": group}
         for draw in range(draws):
             rng = np.random.default_rng([seed, draw])
-            total += self.from_site(site, air, rng, advance)
+            total += self.from_site(site, air, rng, advance, **together)
         columns = self.columns(total / draws)
         errors = self.calibration.errors(site.roughness, air, columns) if self.calibration is not None else {}
         if "velocity" in columns:
@@ -211,6 +212,28 @@ class WindPredictor(ABC):
                     everywhere[in_air] = values * ratio ** SPEED_POWERS[name]
                     fields_everywhere[label] = everywhere
         return fields_everywhere
+
+    def _warn_of_places(self, site: Site, where: NDArray, in_air: NDArray[np.bool_], group: Group | None) -> None:
+        """Say how many points are not in the air, or outside the box of it; of a group, the first for all."""
+        counts = np.array([len(where), len(where) - in_air.sum(), (in_air & ~site.in_domain(where)).sum()])
+        if group is not None:
+            counts = np.sum(group.gather(counts), axis=0)
+            if group.rank > 0:
+                return
+        count, missing, outside = map(int, counts)
+        if missing:
+            warnings.warn(
+                f"{missing} of {count} points lie inside buildings or below the ground: there is no wind there, and "
+                "the fields are NaN",
+                stacklevel=3,
+            )
+        if outside:
+            extent = " x ".join(f"{high - low:.0f}" for low, high in site.domain.bounds)
+            warnings.warn(
+                f"{outside} of {count} points lie outside the {extent} m of air around the buildings: the wind there "
+                "is extrapolated",
+                stacklevel=3,
+            )
 
     def metadata(self, site: Site, wind_speed: float, speed_height: float) -> dict[str, float | str]:
         """What a file of the wind should say about itself."""
@@ -304,6 +327,19 @@ class Target:
         """(N, 3), in the user's coordinates."""
         return np.asarray((self.dataset.cell_centers() if self.by_cell else self.dataset).points, dtype=np.float64)
 
+    def some(self, index: NDArray[np.int64]) -> Target:
+        """Of the cells of a mesh, or of points that are no surface, these alone."""
+        if not self.by_cell:
+            points = pv.PolyData(np.asarray(self.dataset.points)[index])
+            for name, values in self.dataset.point_data.items():
+                points.point_data[name] = np.asarray(values)[index]
+            return Target(points, by_cell=False)
+        mesh = self.dataset.cast_to_unstructured_grid().extract_cells(index)  # type: ignore[arg-type]
+        for data in (mesh.cell_data, mesh.point_data):
+            for name in ("vtkOriginalCellIds", "vtkOriginalPointIds"):
+                data.pop(name, None)
+        return Target(mesh, by_cell=True)
+
     def filled(self, fields: Fields, metadata: Mapping[str, float | str] | None = None) -> pv.DataSet:
         """A copy with these fields (and what the dataset held before), and the metadata as field data."""
         out = self.dataset.copy()
@@ -320,9 +356,9 @@ def note(dataset: pv.DataSet, metadata: Mapping[str, float | str]) -> None:
         dataset.field_data[name] = [value.encode("ascii", "replace").decode() if isinstance(value, str) else value]
 
 
-def _points(points: ArrayLike) -> NDArray[np.float64]:
+def _points(points: ArrayLike, allow_none: bool = False) -> NDArray[np.float64]:
     array = np.asarray(points, dtype=np.float64)
-    if array.ndim != 2 or array.shape[1] != 3 or len(array) == 0:
+    if array.ndim != 2 or array.shape[1] != 3 or (len(array) == 0 and not allow_none):
         raise ValueError(f"points must have the shape (points, 3): x, y, z in metres; got {array.shape}")
     if not np.isfinite(array).all():
         raise ValueError("points must be finite, they hold NaN or infinity")

@@ -7,6 +7,7 @@ shows that everything works.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from farfield.problems.problem import Preset, Problem, folder_of, require
 from farfield.problems.share import WHOLE, Share
 from farfield.problems.urban_wind.config import UrbanRun
 from farfield.problems.urban_wind.shown import SHOWN
+from farfield.processes import place
 from farfield.runs.config import RunConfig
 from farfield.runs.run import Run
 from farfield.runs.weights import Device
@@ -140,7 +142,7 @@ class UrbanGeneration:
 
 READING = ("unit", "ground", "default_height", "height_attribute")
 OF_ALL = ("roughness", "wind_directions", "speed_height", "seed", "draws", "force")
-OF_WIND = ("wind_direction", "wind_speed", "inverse_length", "points", "spacing", "fields")
+OF_WIND = ("wind_direction", "wind_speed", "inverse_length", "points", "spacing", "fields", "parts")
 OF_COMFORT = ("weather", "station_roughness", "points")
 OF_OPENFOAM = ("openfoam", "wind_direction", "wind_speed")
 
@@ -150,6 +152,8 @@ def predict_wind_file(problem: Problem, run: Run, options: Mapping[str, Any], ou
     kind = next((name for name in ("weather", "openfoam") if name in options), "wind")
     known = {"wind": OF_WIND, "weather": OF_COMFORT, "openfoam": OF_OPENFOAM}[kind]
     require(run, options, "buildings", "a file of buildings", (*READING, *OF_ALL, *OF_WIND, *OF_COMFORT, *OF_OPENFOAM))
+    if "parts" in options and "parts" not in known:
+        raise ValueError(f"--{kind} works in one process: leave out --devices, --nodes and --parts")
     if unused := [name for name in options if name not in ("buildings", *READING, *OF_ALL, *known)]:
         raise ValueError(f"--{unused[0].replace('_', '-')} has no use {f'with --{kind}' if kind != 'wind' else 'here'}")
     if "roughness" not in options or not (kind == "weather" or {"wind_direction", "wind_directions"} & options.keys()):
@@ -159,6 +163,8 @@ def predict_wind_file(problem: Problem, run: Run, options: Mapping[str, Any], ou
         )
     from farfield.problems.urban_wind.formats import read_buildings
 
+    if (place() or (0,))[0] > 0:  # what there is to warn of, the first process says for all
+        warnings.simplefilter("ignore")
     given = dict(options)
     reading = {name: given.pop(name) for name in READING if name in given}
     city, count = read_buildings(given.pop("buildings"), **reading), given.pop("wind_directions", None)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from farfield.problems.urban_wind.buildings import UrbanDomain, inside_buildings, plan_area, walls_and_roofs
 from farfield.problems.urban_wind.files import UrbanCase
+from farfield.problems.urban_wind.lattice import Lattice
 from farfield.problems.urban_wind.mesh import CartesianMesh
 from farfield.problems.urban_wind.sampling import UrbanNormalisation
 
@@ -93,6 +94,11 @@ class Site:
     def domain(self) -> UrbanDomain:
         """The box of air that the network is told about, in wind axes."""
         return UrbanDomain.around(self.buildings)
+
+    @cached_property
+    def lattice(self) -> Lattice:
+        """The columns of that air."""
+        return Lattice.around(self.obstacles, self.domain)
 
     def to_wind(self, points: Array) -> Array:
         """Points (N, 3) in the user's coordinates -> wind axes."""
