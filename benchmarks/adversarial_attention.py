@@ -30,6 +30,7 @@ from torch import Tensor
 
 import farfield as ff
 from farfield.attention import tiled
+from farfield.bench import LEADS
 
 ENCODINGS = ("rope", "laspe", "laape", "laape-asymmetric", "flashbias", "alibi", "window")
 CLOUDS = ("uniform", "spots", "graded", "line", "far")
@@ -197,7 +198,7 @@ if __name__ == "__main__":
         rows = measure(arguments.clouds, arguments.first, arguments.json)
     total, above = (sum(int(row[key]) for row in rows.values()) for key in ("clouds", "above"))
     text = (
-        "# Clouds made to break the tolerance\n\n"
+        LEADS["adversarial_attention"] + "\n\n"
         f"`python benchmarks/adversarial_attention.py`: {total} clouds, the largest error of a query over its "
         f"tolerance by encoding and tolerance (1e-06 in float64); {above} above.\n\n" + table(rows) + "\n"
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import farfield as ff
+from farfield.bench import LEADS
 
 SIZES = (1_000, 2_000, 4_000, 8_000)
 LENGTHS = (25.0, 60.0, 125.0)
@@ -79,6 +80,4 @@ if __name__ == "__main__":
         table = rows()
     if arguments.markdown:
         about = "`python benchmarks/break_even.py`: CPU seconds on one thread, three heads of 64, plans included.\n\n"
-        arguments.markdown.write_text(
-            "# From how many points on tiled attention wins\n\n" + about + "\n".join(table) + "\n"
-        )
+        arguments.markdown.write_text(LEADS["break_even"] + "\n\n" + about + "\n".join(table) + "\n")

@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 
 import farfield as ff
+from farfield.bench import LEADS
 from farfield.models import blocks
 
 SIZES = {"swe-laape": 6400, "swe-laspe": 6400, "gray-scott-laape": 384, "gray-scott-laspe": 384}
@@ -75,7 +76,5 @@ if __name__ == "__main__":
                 )
                 print(lines[-1], flush=True)
     if arguments.markdown:
-        about = (
-            "# What certainty costs on the shipped models' layers\n\n`python benchmarks/certainty.py`, one thread.\n\n"
-        )
+        about = LEADS["certainty"] + "\n\n`python benchmarks/certainty.py`, one thread.\n\n"
         arguments.markdown.write_text(about + "\n".join(lines) + "\n")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +19,19 @@ from pydantic_core import PydanticUndefined
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 
+# The examples, with as few steps as show that they run; what they show with all steps they print themselves.
+EXAMPLES: dict[str, dict[str, int]] = {
+    "own_data_grid": {"steps": 4},
+    "own_data_mesh": {"steps": 4},
+    "well_file": {"steps": 4},
+    "finetune_on_large": {"steps": 4, "more_steps": 2},
+}
+
 
 def documents() -> list[Path]:
-    """The README and all pages that are written by hand."""
-    return [ROOT / "README.md", *sorted(p for p in HERE.rglob("*.md") if not {"_build", "generated"} & set(p.parts))]
+    """The README, all pages that are written by hand, and what is said about the kept results."""
+    site = sorted(p for p in HERE.rglob("*.md") if not {"_build", "generated"} & set(p.relative_to(HERE).parts))
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *site, *sorted((ROOT / "results").glob("*/README.md"))]
 
 
 def snippets(page: Path) -> list[str]:
@@ -37,11 +50,30 @@ def run_snippets(page: Path, folder: Path) -> None:
         os.chdir(before)
 
 
-def run_all_snippets() -> None:
-    """All of them, before the site is written."""
-    for page in documents():
-        with tempfile.TemporaryDirectory() as folder:
-            run_snippets(page, Path(folder))
+def run_example(name: str, folder: Path) -> Any:
+    """Run an example with few steps; returns the errors that it found."""
+    before, modules = list(sys.path), set(sys.modules)
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        return importlib.import_module(name).main(folder, **EXAMPLES[name])
+    finally:
+        sys.path[:] = before
+        for imported in set(sys.modules) - modules:
+            if imported in EXAMPLES:
+                del sys.modules[imported]
+
+
+def run_all() -> None:
+    """All snippets and examples, before the site is written; what they print is shown if one of them fails."""
+    works = [lambda folder, page=page: run_snippets(page, folder) for page in documents()]
+    works += [lambda folder, name=name: run_example(name, folder) for name in EXAMPLES]
+    for work in works:
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
+            try:
+                work(Path(folder))
+            except BaseException:
+                sys.stderr.write(printed.getvalue())
+                raise
 
 
 def settings_rows(settings: type[BaseModel], group: str = "") -> Iterator[tuple[str, str, str, str]]:
@@ -78,7 +110,7 @@ def _told(value: Any) -> str:
 
 
 def _table(rows: Iterator[tuple[str, str, str, str]]) -> str:
-    lines = ["| setting | type | default | |", "|---|---|---|---|"]
+    lines = ["| setting | type | default | meaning |", "|---|---|---|---|"]
     for name, kind, default, meaning in rows:
         cells = (f"`{name}`", kind, default and f"`{default}`", " ".join(meaning.split()))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
@@ -91,60 +123,106 @@ def settings_page() -> str:
     from farfield.runs.config import OwnRun
 
     kinds = {
-        "Own data": (OwnRun, "`farfield train DATA`, `ff.train`, `ff.finetune`"),
-        "Shallow water, Gray-Scott": (problem_named("swe").run_type, "`farfield train swe`, `... gray-scott`"),
+        "Own data": (OwnRun, "`farfield train DATA`, `farfield finetune RUN`, `ff.train` and `ff.finetune`"),
+        "Shallow water and Gray-Scott": (
+            problem_named("swe").run_type,
+            "`farfield train swe`, `farfield train gray-scott` and `farfield reproduce` of both",
+        ),
         "Urban wind, AB-SWIFT": (problem_named("urban-wind").run_type, "`farfield train urban-wind`"),
         "Urban wind, columns": (problem_named("urban-columns").run_type, "`farfield train urban-columns`"),
     }
-    parts = ["# Every setting\n", "This page is made from the types that check a run's `config.yaml`.\n"]
+    parts = [SETTINGS_LEAD]
     for title, (kind, commands) in kinds.items():
-        parts += [f"## {title}\n", f"{commands}: `--set NAME=VALUE`, or `settings={{NAME: VALUE}}` in Python.\n"]
-        parts.append(_table(settings_rows(kind)))
+        parts += [f"## {title}\n", f"For {commands}.\n", _table(settings_rows(kind))]
     return "\n".join(parts)
+
+
+SETTINGS_LEAD = """# Every setting
+
+Whatever a run can be told stands in its `config.yaml`, and every line of that file can be set from outside:
+
+- on the command line with `--set NAME=VALUE`, which may be repeated: `--set model.width=96 --set training.steps=2000`;
+- in Python with `settings={"model.width": 96, "training.steps": 2000}`.
+
+The presets of the built-in problems, and what follows from your own data, are only other defaults than those below.
+Values are written as in YAML: `null`, `true`, `[15, 30]`. A name that does not exist and a value that cannot work are
+refused before anything starts. The tables are made from the types that do that checking, so they are complete.
+"""
 
 
 def example_page(example: Path) -> str:
     """An example of ``examples/`` with what it says about itself."""
     source = example.read_text(encoding="utf-8")
     about, code = re.fullmatch(r'"""(.*?)"""\n(.*)', source, flags=re.DOTALL).groups()  # type: ignore[union-attr]
-    title, _, rest = about.partition("\n")
-    words = [line if not line.startswith("    ") else f"    {line.strip()}" for line in rest.strip().splitlines()]
-    return f"# {title.rstrip('.')}\n\n" + "\n".join(words) + f"\n\n```py\n{code.strip()}\n```\n"
+    first, _, rest = about.partition("\n")
+    title = re.split(r"[,:]", first, maxsplit=1)[0].rstrip(".")
+    return (
+        f"# {title}\n\n{first}\n\n{rest.strip(chr(10))}\n\nThe whole file, which was run when this page was made, "
+        f"with fewer steps:\n\n```py\n{code.strip()}\n```\n"
+    )
 
 
 def results_page() -> str:
-    """The kept tables, with the paper's numbers beside ours."""
-    parts = [
-        "# Results, with the paper's numbers\n",
-        "These tables are made by `farfield report` from the rows under `results/`; the README of each folder has the "
-        "commands that made its runs, how many samples each number is of, and where we miss the paper.\n",
-    ]
-    for folder in sorted(path.parent for path in (ROOT / "results").glob("*/README.md")):
-        parts.append(f"## {folder.name}\n")
+    """What is kept of our runs: what each folder says of itself, its tables and its pictures."""
+    parts = [RESULTS_LEAD]
+    for name in ("swe-cpu", "gray-scott-cpu", "urban-wind-cpu", "swe-quick"):
+        folder = ROOT / "results" / name
+        parts.append(_outward(folder / "README.md", deeper=True))
         tables = [path for path in sorted(folder.glob("*.md")) if path.name != "README.md"]
-        parts += [path.read_text(encoding="utf-8") for path in tables]
+        parts += ["### The tables\n", *(_outward(path) for path in tables)] if tables else []
+        pictures = sorted(folder.glob("*.png"))
+        parts += [f"`{path.name}`\n\n![{path.stem}](../../results/{name}/{path.name})\n" for path in pictures]
     return "\n".join(parts)
 
 
+RESULTS_LEAD = """# Results, with the paper's numbers
+
+Every table here is made by `farfield report` from rows that are kept under `results/`, beside the configuration of
+every run; the commands that made them are given with each. Rows marked *paper* are the paper's, rows marked *here* are
+ours. *s* is the size of the test domain over that of the training domain along each axis. All of it was trained and
+measured on two cores of a CPU, so networks are small and trainings short, and where that costs accuracy it is said.
+"""
+
+
+def _outward(page: Path, deeper: bool = False) -> str:
+    """A page of another folder with its links leading there, perhaps with its headings one level deeper."""
+    folder = os.path.relpath(page.parent, HERE / "generated")
+    text = re.sub(
+        r"\]\((?![a-z]+:|#)([^)]+)\)", lambda link: f"]({folder}/{link[1]})", page.read_text(encoding="utf-8")
+    )
+    blocks = re.split(r"(^```.*?^```)", text, flags=re.DOTALL | re.MULTILINE)  # every other one is code
+    if deeper:
+        blocks[::2] = [re.sub(r"^#", "##", block, flags=re.MULTILINE) for block in blocks[::2]]
+    return "".join(blocks).replace("```python", "```py")
+
+
 def break_even() -> str:
-    """From how many points tiles pay, as measured; what stands in ``benchmarks``."""
-    measured = ROOT / "benchmarks" / "break_even.md"
-    text = (measured if measured.is_file() else ROOT / "benchmarks" / "attention.md").read_text(encoding="utf-8")
-    return re.sub(r"^# .*\n", "", text, flags=re.MULTILINE) + "\n"
-
-
-def tutorials() -> str:
-    """Their contents; of many processes, where that page is there."""
-    order = ("own-data-grid", "own-data-meshes", "wind", "attention", "fine-tuning")
-    pages = [f"tutorials/{name}" for name in order] + [path.stem for path in HERE.glob("many-processes.md")]
-    return "```{toctree}\n:maxdepth: 1\n:caption: Tutorials\n" + "\n".join(pages) + "\n```\n"
+    """From how many points tiles pay, by the measured rows in ``benchmarks/break_even.md``."""
+    lines = [line for line in (ROOT / "benchmarks" / "break_even.md").read_text().splitlines() if line.startswith("|")]
+    names, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    wanted = [names.index(n) for n in ("axes", "encoding", "decay length", "points", "dense [s]", "tiled [s]")]
+    measured: dict[tuple[str, str, str], dict[int, float]] = {}
+    for row in rows:
+        axes, encoding, length, points, dense, tiled = (row[column] for column in wanted)
+        measured.setdefault((axes, encoding, length), {})[int(points)] = float(dense) / float(tiled)
+    out = [
+        "| axes | encoding | decay length / width | tiles pay from | dense over tiled time |",
+        "|---|---|---|---|---|",
+    ]
+    for (axes, encoding, length), gains in measured.items():
+        pays = next((n for n in sorted(gains) if all(g >= 1 for m, g in gains.items() if m >= n)), None)
+        last = max(gains)
+        told = f"{pays:,} points" if pays else f"more than {last:,} points"
+        out.append(
+            f"| {axes} | {encoding} | {float(length) / 1000:g} | {told} | {gains[last]:.2f} at {last:,} points |"
+        )
+    return "\n".join(out) + "\n"
 
 
 def write_generated(folder: Path) -> None:
     """Write the pages that are made from something else."""
     folder.mkdir(exist_ok=True)
     made = {"settings.md": settings_page(), "results.md": results_page(), "break-even.txt": break_even()}
-    made["tutorials.txt"] = tutorials()
     made |= {f"example-{path.stem}.md": example_page(path) for path in sorted((ROOT / "examples").glob("*.py"))}
     for name, text in made.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -1,29 +1,23 @@
-"""Every example runs, here with few steps; what it shows with all of them is in its own table."""
+"""Every example runs, here with few steps; what it shows with all of them it prints itself."""
 
-import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-FEW_STEPS = {
-    "own_data_grid": {"steps": 4},
-    "own_data_mesh": {"steps": 4},
-    "well_file": {"steps": 4},
-    "finetune_on_large": {"steps": 4, "more_steps": 2},
-}
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+
+import pages  # noqa: E402
 
 
 def test_all_examples_are_run():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(FEW_STEPS)
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(pages.EXAMPLES)
 
 
-@pytest.mark.parametrize("name", FEW_STEPS)
-def test_an_example_runs_to_its_end(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    result = importlib.import_module(name).main(tmp_path, **FEW_STEPS[name])
+@pytest.mark.parametrize("name", pages.EXAMPLES)
+def test_an_example_runs_to_its_end(name, tmp_path, capsys):
+    result = pages.run_example(name, tmp_path)
     errors = [result] if isinstance(result, float) else list(_numbers(result))
     assert errors and all(0 < error < float("inf") for error in errors)
     assert "steps ..." in capsys.readouterr().out

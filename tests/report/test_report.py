@@ -3,7 +3,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from browser import look, needs_chromium
+from browser import look, needs_chromium, read_page
 
 from farfield.api import report as write_report
 from farfield.evaluation.rows import Row, write_rows
@@ -78,7 +78,10 @@ def test_the_microscale_table_has_the_papers_columns(tmp_path):
     assert fields.header[2:4] == ["s = 1, velocity", "s = 1, pressure"]
     assert fields.rows[1] == ["LAAPE", "wake", "1.10", "1.10", "4.55", "4.55"]
     page = write_report([tmp_path / "run"], tmp_path / "report").read_text()
-    assert "L1 error of velocity (buildings) / velocity (wake) 4.40 / 1.10 % at s = 1, 20.0 / 4.55 % at s = 5" in page
+    assert (
+        "L1 error of velocity (buildings) / velocity (wake) is 4.40 / 1.10 % at s = 1 and 20.0 / 4.55 % at s = 5"
+        in page
+    )
     with (tmp_path / "report" / "tables" / "urban-wind-numbers.csv").open() as file:
         assert [r["paper_percent"] for r in csv.DictReader(file)] == ["4.4", "12.8", "1.1", "4.2"]
 
@@ -103,7 +106,7 @@ def test_numbers_are_printed_with_the_digits_they_deserve():
 def test_rows_alone_make_a_page(tmp_path):
     run = run_of(tmp_path / "a", "laape", 0, {"1": (0.01, 0.02)})
     page = write_report([run], tmp_path / "report")
-    assert "LAAPE: L1 error of v / h 1.00 / 2.00 % at s = 1" in page.read_text()
+    assert "LAAPE: the L1 error of v / h is 1.00 / 2.00 % at s = 1." in page.read_text()
     with (tmp_path / "report" / "tables" / "swe-numbers.csv").open() as file:
         assert [row["percent"] for row in csv.DictReader(file)] == ["1", "2"]
 
@@ -128,6 +131,16 @@ def test_every_picture_of_the_paper_is_drawn(reproduced):
     expected = {"error-scale", "rollout-curves", "step-curves", "s1", "s3", "training", "times"}
     expected |= {"rollout"} if plan.problem.name == "gray-scott" else set()
     assert names == {f"{plan.problem.name}-{name}" for name in expected}
+
+
+def test_the_page_is_whole_without_a_browser_to_look_at_it(reproduced):
+    """Contents, spelled-out encodings, a figure before the tables, tables in boxes that scroll; all in one file."""
+    _, out, _ = reproduced
+    page = read_page(out / "report" / "index.html")
+    assert page.wrong == []
+    assert len(page.images) >= 6 and page.count["table"] == 6 == page.boxed["table", "scroll"]
+    assert page.order.index("img") < page.order.index("table") and page.order.index("nav") < page.order.index("img")
+    assert "local anisotropic asymmetric positional encoding" in page.text and page.count["iframe"] == 1
 
 
 @needs_chromium

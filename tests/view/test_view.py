@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import pyvista as pv
-from browser import look, needs_chromium
+from browser import look, needs_chromium, read_page
 
 from farfield.view.files import write_view
 from farfield.view.volume import blocks, grid_for, resampled, streamlines
@@ -81,7 +81,9 @@ def test_the_scene_shows_truth_prediction_and_error_in_a_browser(wind, tmp_path,
 
 
 def test_the_error_is_of_the_vector(wind, tmp_path):
-    data = data_of(write_view(wind / "flow.vtu", tmp_path / "a.html", wind / "truth.vtu")[0])
+    page, _ = write_view(wind / "flow.vtu", tmp_path / "a.html", wind / "truth.vtu")
+    assert read_page(page).wrong == []
+    data = data_of(page)
     speed = data["fields"][0]
     assert set(speed["volumes"]) == {"prediction", "truth", "error"}
     assert speed["error"][1] == pytest.approx(0.1 * speed["range"][1], rel=0.02)
@@ -120,9 +122,10 @@ def test_states_of_the_well_and_large_ones_are_thinned(tmp_path):
         file["t0_fields/T"] = np.random.default_rng(0).random((2, 7, 400, 30)).astype(np.float32)
     page, _ = write_view(tmp_path / "well.hdf5", simulation=1)
     data = data_of(page)
+    assert read_page(page).wrong == []
     assert data["cells"] == [134, 30] and data["note"] == "Thinned: 134 x 30 of 400 x 30 cells, 7 of 7 states."
     with pytest.raises(ValueError, match="has 2 simulations, there is no 2"):
-        write_view(tmp_path / "well.hdf5", simulation=2)
+        write_view(tmp_path / "well.hdf5", simulation=2, force=True)
 
 
 def test_many_cells_are_thinned_and_that_is_said(tmp_path):
@@ -158,3 +161,12 @@ def test_what_cannot_be_shown_is_said(wind, tmp_path):
         with pytest.raises(ValueError, match=message):
             write_view(source, **{"out": tmp_path / "page.html", **options})
         assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_that_is_there_is_not_overwritten(tmp_path):
+    source = states(tmp_path / "next.npz")
+    (tmp_path / "next.html").write_text("a page of mine")
+    with pytest.raises(ValueError, match=r"next.html exists: choose another --out, or overwrite with --force"):
+        write_view(source)
+    assert (tmp_path / "next.html").read_text() == "a page of mine"
+    assert "a rollout" in write_view(source, force=True)[0].read_text()

@@ -11,6 +11,24 @@ LEADS = {
         " that the tolerance asks for; cost per pair, time per computed pair over that of dense attention; "
         "certified / estimated, the same with the proved bound over that with an estimate."
     ),
+    "break_even": (
+        "From how many points on tiled attention is faster than dense attention, and whether `auto` takes the faster "
+        "one: with long decay lengths later, with short ones from about 4,000 points on.\n\n"
+        "Columns: axes, dimensions of the domain, which is 1000 wide; decay length, in the same unit; dense, tiled, "
+        "auto, CPU seconds of one call, the plan included; auto takes, the backend that it chose; auto / better, its "
+        "time over that of the faster one of the two."
+    ),
+    "adversarial_attention": (
+        "Clouds made to break the certified tolerance of tiled attention: random sizes, densities, encodings, tiles "
+        "and magnitudes, each compared with the formula in float64.\n\n"
+        "Columns: clouds, how many were tried; 0.01 and so on, by tolerance the largest error of any query over what "
+        "the tolerance allows, so that more than 1 would be a violation; above, how many clouds had one."
+    ),
+    "certainty": (
+        "What a certified error costs beside an estimated one, on the attention layers of shipped models.\n\n"
+        "Columns: pairs read / all, query-key pairs that were read over all there are; certified / estimated, pairs "
+        "read and CPU time with the proved bound over those with an estimate (`certify=False`)."
+    ),
     "inference": (
         "A predicted wind against the CFD that taught it: CPU time on one core, and the error at that price.\n\n"
         "Columns: s, the city's width over that of training; ratio, OpenFOAM's time over the prediction's; "

@@ -53,6 +53,7 @@ def view(
     ),
     simulation: int = typer.Option(0, help="States: which simulation of a file with several.", min=0),
     out: Path | None = typer.Option(None, help="The page.  [default: FILE with the ending .html]"),
+    force: bool = typer.Option(False, "--force", help="Overwrite a page that is there."),
 ) -> None:
     """Look at a prediction in the browser: one page, which needs no server and can be sent to others.
 
@@ -67,7 +68,7 @@ def view(
     require_files(file, truth, buildings)
     from farfield.view.files import write_view
 
-    page, told = write_view(file, out, truth, buildings, simulation)
+    page, told = write_view(file, out, truth, buildings, simulation, force=force)
     print(f"{page}: {told}; open it in a browser")
 
 

@@ -195,10 +195,10 @@ def findings(results: Results) -> list[str]:
             errors = " / ".join(percent(number.mean) for number in found if number is not None)
             ends.append(f"{errors} % at s = {scale}")
         times = growth(results, encoding)
-        grown = f" ({times} times)" if times != "–" and len(ends) > 1 else ""
+        grown = f", {times} times that of s = 1" if times != "–" and len(ends) > 1 else ""
         names = " / ".join(quantity.name for quantity in results.quantities)
         if ends:
-            lines.append(f"{NAMES[encoding]}: L1 error of {names} {', '.join(ends)}{grown}.")
+            lines.append(f"{NAMES[encoding]}: the L1 error of {names} is {' and '.join(ends)}{grown}.")
     return lines
 
 

@@ -101,7 +101,8 @@ def growth(results: Results, encoding: str) -> str:
         ends = [results.summary(encoding, scale, field, metric) for scale in ("1", results.scales[-1])]
         measured = [end.mean for end in ends if end is not None]
         if len(measured) == 2 and measured[0] > 0 and math.isfinite(measured[1]):
-            ratios.append(f"{measured[1] / measured[0]:.3g}")
+            ratio = measured[1] / measured[0]
+            ratios.append(f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}" if ratio < 1e6 else f"{ratio:.1e}")
     return " / ".join(ratios) or "–"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from farfield.files import atomic_write_text, read_arrays
+from farfield.files import atomic_write_text, read_arrays, refuse_overwriting
 from farfield.view.player import Rollout
 
 MESHES = (".vtu", ".vtk", ".vtp", ".vti", ".vtr", ".vts", ".pvtu", ".pvti")
@@ -16,9 +16,15 @@ STATES = (".npz", ".hdf5", ".h5")
 
 
 def write_view(
-    source: Path, out: Path | None = None, truth: Path | None = None, buildings: Path | None = None, simulation: int = 0
+    source: Path,
+    out: Path | None = None,
+    truth: Path | None = None,
+    buildings: Path | None = None,
+    simulation: int = 0,
+    *,
+    force: bool = False,
 ) -> tuple[Path, str]:
-    """Write the page of a file; returns its path, and what it shows, in words."""
+    """Write the page of a file, over another one only with ``force``; returns its path, and what it shows, in words."""
     out = out or source.with_suffix(".html")
     if out.suffix != ".html":
         raise ValueError(f"expected a name that ends in .html for --out, got {out.name}")
@@ -26,6 +32,7 @@ def write_view(
         raise ValueError(f"cannot view {source.name}: expected a file that ends in {', '.join((*MESHES, *STATES))}")
     if truth is not None and truth.suffix not in (*MESHES, *STATES):
         raise ValueError(f"cannot compare with {truth.name}: expected {', '.join((*MESHES, *STATES))}")
+    refuse_overwriting([out], force)
     if source.suffix in MESHES or _is_cloud(source):
         text, told = _scene(source, truth, buildings)
     else:
