@@ -8,9 +8,18 @@ import pytest
 import shapely
 import trimesh
 
-from farfield.problems.urban_wind.buildings import Box, boxes_to_mesh, inside_buildings, random_buildings, write_stl
+from farfield.problems.urban_wind.buildings import (
+    Box,
+    boxes_to_mesh,
+    inside_buildings,
+    plan_area,
+    random_buildings,
+    walls_and_roofs,
+    write_stl,
+)
 from farfield.problems.urban_wind.footprints import LocalFrame, extruded, length
 from farfield.problems.urban_wind.formats import read_buildings
+from farfield.problems.urban_wind.lattice import LEVELS, solid_fractions
 
 TWO = [Box(0, 10, 0, 10, 30), Box(20, 30, 0, 10, 5)]
 INSIDE, OUTSIDE = [[5.0, 5, 10], [25, 5, 4]], [[15.0, 5, 1], [25, 5, 6], [5, 5, 31]]
@@ -47,10 +56,42 @@ def test_what_cannot_be_read_is_not_called_empty(tmp_path, kind) -> None:
         read_mesh(tmp_path / f"city.{kind}")
 
 
-def test_missing_floors_are_no_holes(tmp_path) -> None:
-    """As a city model of detail 1 is often exported; a hole in a wall still is one (see below)."""
-    write_stl(tmp_path / "open.stl", without_floors(boxes_to_mesh(TWO)))
-    assert is_two(read_mesh(tmp_path / "open.stl"))
+def court() -> list[trimesh.Trimesh]:
+    """A block around a courtyard, a row of two houses that share a wall, a house alone."""
+    block = extruded(square(0, 0, 40) - square(10, 10, 20), 15.0)
+    return [
+        block,
+        boxes_to_mesh([Box(60, 70, 0, 10, 12), Box(70, 80, 0, 10, 9)]),
+        boxes_to_mesh([Box(60, 72, 25, 40, 30)]),
+    ]
+
+
+@pytest.mark.parametrize("inverted", [False, True], ids=["outward", "inverted"])
+@pytest.mark.parametrize("base", [0.0, -4.0, 43.0], ids=["on the ground", "sunk", "above the sea"])
+def test_missing_floors_are_laid(tmp_path, base, inverted) -> None:
+    """As a city model of detail 1 is often exported: the same solids as with floors; a hole in a wall still is one."""
+    whole = trimesh.util.concatenate(court()).apply_translation([0, 0, base])
+    lacking = trimesh.Trimesh(whole.vertices, whole.faces[whole.triangles[..., 2].max(1) > base], process=False)
+    if inverted:
+        lacking.invert()
+    assert 0 < len(lacking.faces) < len(whole.faces)
+    meshes = []
+    for name, mesh in (("whole", whole), ("lacking", lacking)):
+        write_stl(tmp_path / f"{name}.stl", mesh)
+        meshes.append(read_mesh(tmp_path / f"{name}.stl", ground=base > 0))
+    expected, read = meshes
+    assert read.volume == pytest.approx(expected.volume, rel=1e-9)
+    assert read.volume == pytest.approx(whole.volume, rel=1e-6)
+    points = np.random.default_rng(0).uniform([-10, -10, 0], [90, 50, 40], (4000, 3))
+    inside = inside_buildings(read, points)
+    assert 100 < inside.sum() < 3000
+    np.testing.assert_array_equal(inside, inside_buildings(expected, points))
+    solids = [
+        solid_fractions(np.asarray(mesh.triangles), (-10.0, -10.0), (15, 25), LEVELS, 4.0) for mesh in (read, expected)
+    ]
+    np.testing.assert_array_equal(*solids)
+    assert np.abs(solids[0]).sum() > 10 and not solids[0][:, 8, 8].any(), "the courtyard is open"
+    np.testing.assert_allclose(plan_area(walls_and_roofs(read)), plan_area(walls_and_roofs(expected)), rtol=1e-9)
 
 
 @pytest.mark.parametrize("ground", ["sheet", "joined", "slab", "higher"])

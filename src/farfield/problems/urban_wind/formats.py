@@ -4,7 +4,7 @@
     city.mesh          # closed surfaces in metres: x east, y north, the ground at z = 0
     city.frame         # where x = y = 0 lies on the Earth, if the file has longitudes and latitudes
 
-What can be mended without a guess is mended and said (a ground plane is taken off, a missing floor is no hole, inverted
+What can be mended without a guess is mended and said (a ground plane is taken off, missing floors are laid, inverted
 surfaces are turned, broken and repeated footprints repaired); what would be a guess is refused with what to do.
 """
 
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import shapely
 import trimesh
 from numpy.typing import NDArray
 
 from farfield.problems.urban_wind.buildings import bodies_of, merged, overlapping_pairs
 from farfield.problems.urban_wind.cityjson import read_cityjson
-from farfield.problems.urban_wind.footprints import LocalFrame, read_footprints
+from farfield.problems.urban_wind.footprints import LocalFrame, read_footprints, triangulated
 
 UNITS = {"m": 1.0, "cm": 0.01, "mm": 0.001, "km": 1000.0, "ft": 0.3048, "in": 0.0254}
 SURFACES = (".stl", ".obj", ".ply")
@@ -104,10 +105,11 @@ def _read_surface(path: Path, metres: float) -> trimesh.Trimesh:
 
 
 def _solids(path: Path, mesh: trimesh.Trimesh, ground: bool) -> trimesh.Trimesh:
-    """The surface without ground plane; its buildings closed (floors may be missing), standing, looking outwards."""
+    """The surface without ground plane; its buildings closed (missing floors are laid), standing, looking outwards."""
     if not np.isfinite(mesh.vertices).all():
         raise ValueError(f"{path} has corners that are not finite numbers")
     _take_off_ground(path, mesh)
+    mesh = _with_floors(mesh)
     bodies, of_face = bodies_of(mesh)
     _check_closed(path, bodies)
     mesh.fix_normals(multibody=True)  # outward: what is inside depends on it
@@ -161,13 +163,34 @@ def _open_edges(mesh: trimesh.Trimesh) -> NDArray[np.integer]:
     return edges[uses % 2 == 1]
 
 
+def _with_floors(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
+    """The surface with floors where buildings are open below, and nowhere else.
+
+    Neighbours that share walls get one floor together; courtyards get none.
+    """
+    floors = []
+    for body in bodies_of(mesh)[0]:
+        corners, edges = np.asarray(body.vertices), _open_edges(body)
+        if not len(edges) or not _lies_below(corners[edges], body):
+            continue
+        used = np.unique(edges)
+        places = {(x, y): i for i, (x, y) in zip(used.tolist(), corners[used, :2].tolist(), strict=True)}
+        outlines = shapely.build_area(shapely.multilinestrings(shapely.linestrings(corners[edges][..., :2])))
+        for outline in shapely.get_parts(outlines):
+            rings = np.concatenate([shapely.get_coordinates(ring)[:-1] for ring in shapely.get_rings(outline)])
+            ours = np.array([places[x, y] for x, y in rings.tolist()])
+            floors.append(corners[ours[triangulated(outline, rings)[:, ::-1]]])
+    return merged(np.concatenate([np.asarray(mesh.triangles), *floors])) if floors else mesh
+
+
+def _lies_below(edges: NDArray[np.floating], body: trimesh.Trimesh) -> bool:
+    """Whether all of some edges (E, 2, 3) lie where a building's floor does, or below the ground."""
+    return bool((edges[..., 2] < max(body.bounds[0, 2], 0.0) + LEVEL).all())
+
+
 def _check_closed(path: Path, bodies: list[trimesh.Trimesh]) -> None:
-    """A building may lack its floor, since no wind blows below it; any other hole is refused."""
-    holed = []
-    for body in bodies:
-        heights = np.asarray(body.vertices)[_open_edges(body)][..., 2]
-        if not (heights < max(body.bounds[0, 2], 0.0) + LEVEL).all():
-            holed.append(body)
+    """Refuse holes, but for those below the ground, where no wind blows."""
+    holed = [body for body in bodies if not _lies_below(np.asarray(body.vertices)[_open_edges(body)], body)]
     if not holed:
         return
     where, extent = holed[0].centroid, np.ptp(holed[0].bounds, axis=0)
