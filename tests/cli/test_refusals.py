@@ -416,6 +416,24 @@ TRAIN = {
         lambda b: b.resumed(lambda s: s["optimisers"][0]["state"][0].update(exp_avg=torch.zeros(7))),
         r"the optimiser's exp_avg of a weight .* is \(7,\)",
     ),
+    "settings of another optimiser": (
+        lambda b: b.resumed(lambda s: s["optimisers"][0]["param_groups"][0].update(betas=None)),
+        r"holds the state of another optimiser, its betas is None, the run's \(0.9, 0.9",
+    ),
+    "moments of NaN": (
+        lambda b: b.resumed(lambda s: spoil(s["optimisers"][0]["state"][0]["exp_avg"], 0)),
+        "the optimiser's exp_avg holds values that are not finite",
+    ),
+    "a run of negative time": (lambda b: b.resumed(lambda s: s.update(seconds=-5.0)), "the run took -5.0 s"),
+    "losses of another table": (
+        lambda b: b.side("losses.csv", "a,b\n1,2\n"),
+        "losses.csv is damaged, it holds 0 rows of step, .* up to step 4, .*: restore it from a copy, or delete it",
+    ),
+    "binary losses": (lambda b: b.side("losses.csv", b"\x80\x00\xff"), "losses.csv is damaged, it holds 0 rows"),
+    "losses that lack steps": (
+        lambda b: b.side("losses.csv", "".join((b.run / "losses.csv").read_text().splitlines(True)[:3])),
+        "losses.csv is damaged, it holds 2 rows",
+    ),
     "a checkpoint of another model": (
         lambda b: b.resumed(lambda s: s["model"].update({"embed.weight": torch.zeros(2, 2)})),
         "weights of another model",

@@ -230,17 +230,27 @@ def _version(package: str) -> str:
 
 
 class Table:
-    """A CSV file that grows row by row. Opened at a step, it first forgets the rows after it: they will be repeated."""
+    """A CSV file that grows row by row. Opened at a step, it first forgets the rows after it: they will be repeated.
 
-    def __init__(self, path: Path, columns: tuple[str, ...], step: int):
-        kept = io.StringIO()
+    A file that lacks rows up to there is damaged: of all steps, or, where there is not a row for each, of its header.
+    """
+
+    def __init__(self, path: Path, columns: tuple[str, ...], step: int, every_step: bool = False):
+        kept, count = io.StringIO(), 0
         writer = csv.DictWriter(kept, columns, lineterminator="\n")
         writer.writeheader()
         if path.exists() and step > 0:
             with path.open(newline="", encoding="utf-8", errors="replace") as file:
-                for row in csv.DictReader(file):
+                reader = csv.DictReader(file)
+                for row in reader:
                     if (row.get("step") or "").isdigit() and int(row["step"]) <= step and row.get(columns[-1]):
                         writer.writerow({name: row.get(name) for name in columns})
+                        count += 1
+            if not set(columns) <= set(reader.fieldnames or ()) or (every_step and count < step):
+                raise ValueError(
+                    f"{path} is damaged, it holds {count} rows of {', '.join(columns)} up to step {step}, where the "
+                    "run continues: restore it from a copy, or delete it to go on without them"
+                )
         with naming(path):
             atomic_write_text(path, kept.getvalue())
         self._path = path
@@ -251,6 +261,11 @@ class Table:
         """Append one row; it is in the file when this returns."""
         with naming(self._path):
             self._writer.writerow(row)
+
+    def sync(self) -> None:
+        """Write to disk what was added so far."""
+        with naming(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Write it to disk."""

@@ -98,6 +98,8 @@ def load_state(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is no checkpoint of a run, it lacks {', '.join(wrong)}: restore it from a copy, or start anew"
         )
+    if not state["seconds"] >= 0:
+        raise ValueError(f"{path} is damaged, it says that the run took {state['seconds']} s: restore it from a copy")
     return state
 
 
@@ -107,16 +109,26 @@ def restore_optimisers(optimisers: Sequence[Any], saved: Sequence[Any], path: Pa
     if len(saved) != len(optimisers):
         raise ValueError(f"{path} holds {len(saved)} optimisers, the run has {len(optimisers)}: {remedy}")
     for optimiser, state in zip(optimisers, saved, strict=True):
+        settings = [dict(group) for group in optimiser.optimizer.param_groups]
         try:
             optimiser.load_state_dict(state)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} holds the state of another optimiser ({error}): {remedy}") from None
+        for before, group in zip(settings, optimiser.optimizer.param_groups, strict=True):
+            for name in before.keys() & group.keys() - {"params", "lr", "initial_lr"}:  # rates follow the step
+                if before[name] != group[name]:
+                    raise ValueError(
+                        f"{path} holds the state of another optimiser, its {name} is {group[name]}, the run's "
+                        f"{before[name]}: {remedy}"
+                    )
         for weight, values in optimiser.optimizer.state.items():
             for name, value in values.items():
                 if isinstance(value, Tensor) and value.numel() not in (1, weight.numel()):
                     raise ValueError(
                         f"{path}: the optimiser's {name} of a weight {_shape(weight)} is {_shape(value)}: {remedy}"
                     )
+                if isinstance(value, Tensor) and not bool(value.isfinite().all()):
+                    raise ValueError(f"{path}: the optimiser's {name} holds values that are not finite: {remedy}")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -200,8 +200,9 @@ def train(
     trained_with = run.trained_with() if main else ""
 
     def save(step: int) -> None:
-        if not main:
+        if log is None:
             return
+        log.sync()
         save_weights(run.last_path, average, trained_with)
         save_state(
             run.state_path,
@@ -218,6 +219,7 @@ def train(
 
     batches = _batches(task, config, seed, first, steps, fabric, replica, replicas)
     held_out = _validation_groups(task.validation_data, config, replica, replicas)
+    log = Log(run, first, steps, console) if main else None
     stop = StopRequest()
     if main:
         run.note_command(seed, str(dtype).removeprefix("torch."), fabric.world_size)
@@ -227,7 +229,6 @@ def train(
                 "--set training.precision=float32 is faster here, and gives slightly other numbers.",
                 highlight=False,
             )
-    log = Log(run, first, steps, console) if main else None
     if not resume:
         save(0)
     started = time.perf_counter() - seconds

@@ -20,7 +20,7 @@ class Log:
         from torch.utils.tensorboard import SummaryWriter  # a second to import
 
         self.console, self.steps = console, steps
-        self.losses = Table(run.losses_path, LOSS_COLUMNS, first)
+        self.losses = Table(run.losses_path, LOSS_COLUMNS, first, every_step=True)
         self.validations = Table(run.validation_path, VALIDATION_COLUMNS, first)
         self.tensorboard = SummaryWriter(str(run.tensorboard_path), purge_step=first + 1)
         self.bar = Progress(console)
@@ -50,6 +50,11 @@ class Log:
         self.console.print(
             f"step {step}/{self.steps}, {seconds:.0f} s: validation loss {loss:.4e}{mark}", highlight=False
         )
+
+    def sync(self) -> None:
+        """Have on disk what a checkpoint continues from."""
+        self.losses.sync()
+        self.validations.sync()
 
     def close(self) -> None:
         """Finish the files and the bar."""
