@@ -24,11 +24,12 @@ most what (2) says for the worst tile times the sum of n exp(-w Phi) over the br
 only raise Z and V, so both may be those of the keys read so far. So a tile could read down its list until the right
 side of (1), by (2), is at most ``tolerance`` V for each of its subtiles and heads: ``Limits.needed``.
 
-(2) must allow for queries that point straight at a key. Most do not, so a tile first reads what an estimate calls
-enough (``likely``, below). Then it *sounds* the rest: up to where (2) leaves 0.4 of the tolerance (``far``), sum_D e_j
-is added up key by key from their logits, rounded upwards, and (1) is evaluated with the query's own |o| in the place of
-V. A pair costs half as much to sound as to read, and nothing in the backward pass. Where that is not enough either,
-the tile reads on. Either way the right side of (1) is at most ``tolerance`` V in the end; nothing is sampled.   []
+(2) must allow for queries that point straight at a key. Most do not, so a tile that would have to read much more for
+it *sounds* those keys instead: all but what (2) allows 0.3 of the tolerance for, the lightest, are weighed one by one,
+sum_D e_j (|v_j| + |o|) is added up from above, with the largest |o| of the tile's queries, and what does not fit into
+the other 0.7 is read (:mod:`farfield.attention.sounding`). A pair costs half as much to sound as to read, and nothing
+in the backward pass. Either way the right side of (1), with |o| in the place of V, is at most ``tolerance`` V in the
+end; nothing is sampled.   []
 
 *Gradients* follow: the weights p change by |p - p'|_1 <= 2 sum_D e_j / Z <= tolerance, so with an output gradient g_i
 the gradient of q_i is off by at most 3 tolerance |g_i| max|v| max|k| / sqrt(D), those of all v_j together by at most
@@ -59,8 +60,8 @@ from farfield.attention.tiles import Tiles
 _AT_A_TIME = 1 << 18
 # Rounding of the sums themselves.
 SAFETY = 1.01
-# What may be left to the bound where keys nearer than that are summed up one by one, as a share of the tolerance.
-FAR = 0.4
+# What is left to the bound where all other keys are weighed one by one, as a share of the tolerance.
+FAR = 0.3
 # How much of V the output may still grow by, once most of the mass has been read.
 _GROWTH = 0.05
 # Keys are summed up so many at a time.
@@ -177,6 +178,21 @@ class Limits:
 
 
 @dataclass
+class _Table:
+    """Subtiles S of some tiles against the key tiles T that these list, by head G."""
+
+    subtiles: slice
+    owner: Tensor  # (S,) the tile of each subtile
+    listed: Tensor  # (S, T, 1)
+    scale: Tensor  # (S, G): V
+    share: Tensor  # (S, T, G): the largest |v_j| / V
+    of_output: Tensor  # (S, G): the largest |o| / V
+    bound: Tensor  # (S, T, G): sum_J e_j / Z, by (2)
+    estimate: Tensor  # the same as estimated
+    weight: Tensor | None  # (S, G)
+
+
+@dataclass
 class Certificate:
     """Tells from the mass that tiles have read how far down their lists they must go; see the module's text."""
 
@@ -243,46 +259,64 @@ class Certificate:
     def _limits(
         self, tile: int, stop: int, lse: Tensor, counts: Tensor, size: Tensor | None, sizes: Tensor
     ) -> tuple[Tensor, float]:
+        t = self._table(tile, stop, lse, counts, size)
+        sizes[t.subtiles] = t.scale * t.of_output
+        lengths, device = self.reach.lengths()[tile:stop], lse.device
+        rank = torch.arange(t.listed.shape[1], device=device)
+        ends, allowed = [], self.plan.tolerance / SAFETY
+
+        def end(mass: Tensor, outside: Tensor, allowed: float) -> None:
+            mass = torch.where(t.listed, mass, 0.0)
+            tail = mass.flip(1).cumsum(1).flip(1)  # what is left out if the list ends before this entry
+            enough = (tail + outside[:, None] <= allowed) | ~t.listed
+            needed = torch.where(enough.all(-1), 0, rank + 1).amax(1)  # (S,)
+            out = torch.zeros(stop - tile, dtype=torch.int64, device=device)
+            ends.append(out.scatter_reduce_(0, t.owner, needed, "amax").cpu().minimum(lengths))
+
+        unlisted = self._unlisted(tile, stop, t.owner, t.weight) - lse[t.subtiles].double()
+        likely, certain = self._worst(t.subtiles)
+        of_output = t.of_output[:, None]
+        end(t.estimate * (t.share + of_output), torch.exp(likely + unlisted), allowed)
+        if self.certify:
+            outside = torch.exp(certain + unlisted) * (1 + self.largest / t.scale)
+            end(t.bound * (t.share + 1), outside, allowed)
+            end(t.bound * (t.share + of_output), outside, FAR * allowed)
+        else:
+            outside = torch.exp(likely + unlisted) * (1 + self.largest / t.scale)
+            ends += 2 * ends
+        missing = torch.log(outside / (FAR / 2 * allowed)).amax() if outside.numel() else torch.zeros(())
+        return torch.stack(ends), max(0.0, float(torch.nan_to_num(missing, 0.0)))
+
+    @torch.no_grad()
+    def shares(self, tile: int, lse: Tensor, count: int, size: Tensor) -> tuple[Tensor, Tensor]:
+        """What a tile's listed key tiles weigh at most, (S, T), and all others (S,), of what may be left out.
+
+        The largest of all heads; arguments as for ``limits``.
+        """
+        t, allowed = self._table(tile, tile + 1, lse, torch.tensor([count]), size), self.plan.tolerance / SAFETY
+        outside = self._worst(t.subtiles)[1] + self._unlisted(tile, tile + 1, t.owner, t.weight)
+        outside = torch.exp(outside - lse[t.subtiles].double()) * (1 + self.largest / t.scale)
+        return (t.bound * (t.share + t.of_output[:, None])).amax(-1) / allowed, outside.amax(-1) / allowed
+
+    def _table(self, tile: int, stop: int, lse: Tensor, counts: Tensor, size: Tensor | None) -> _Table:
+        """The summands of (1) over V, for the subtiles of some tiles and the key tiles of their lists."""
         reach, device = self.reach, lse.device
         start, lengths = reach.start[tile:stop], reach.lengths()[tile:stop]
-        width = int(lengths.max())
-        rank = torch.arange(width)
+        rank = torch.arange(int(lengths.max()))
         listed = rank < lengths[:, None]
         entry = (start[:, None] + rank).clamp(max=len(reach.key_tile) - 1)
         keys = torch.where(listed, reach.key_tile[entry].long(), 0).to(device)  # (I, T)
         s = slice(int(self.first[tile]), int(self.first[stop]))
         owner = torch.repeat_interleave(torch.arange(stop - tile), self.first[tile : stop + 1].diff()).to(device)
-        listed = listed.to(device)[owner][..., None]
-
         scale = self.values(keys, (rank < counts[:, None]).to(device))[owner]  # (S, G)
-        share = self.keys.value[keys][owner] / scale[:, None]  # |v_j| / V
-        of_output = torch.ones_like(scale) if size is None else (size[s] / scale + _GROWTH).clamp(max=1.0)  # |o| / V
-        sizes[s] = scale * of_output
+        of_output = torch.ones_like(scale) if size is None else (size[s] / scale + _GROWTH).clamp(max=1.0)
         weight = None if self.queries.weight is None else self.queries.weight[s]
         bound, estimate = self._logits(s, keys, owner)
         distance = self._potentials(s, keys, owner, weight) + lse[s, None].double()
-        ends, allowed = [], self.plan.tolerance / SAFETY
-
-        def end(mass: Tensor, outside: Tensor, allowed: float) -> None:
-            mass = torch.where(listed, mass, 0.0)
-            tail = mass.flip(1).cumsum(1).flip(1)  # what is left out if the list ends before this entry
-            enough = (tail + outside[:, None] <= allowed) | ~listed
-            needed = torch.where(enough.all(-1), 0, rank.to(device) + 1).amax(1)  # (S,)
-            out = torch.zeros(stop - tile, dtype=torch.int64, device=device)
-            ends.append(out.scatter_reduce_(0, owner, needed, "amax").cpu().minimum(lengths))
-
-        unlisted = self._unlisted(tile, stop, owner, weight) - lse[s].double()
-        likely, certain = self._worst(s)
-        end((estimate - distance).exp() * (share + of_output[:, None]), torch.exp(likely + unlisted), allowed)
-        if self.certify:
-            mass, outside = (bound - distance).exp(), torch.exp(certain + unlisted) * (1 + self.largest / scale)
-            end(mass * (share + 1), outside, allowed)
-            end(mass * (share + of_output[:, None]), outside, FAR * allowed)
-        else:
-            outside = torch.exp(likely + unlisted) * (1 + self.largest / scale)
-            ends += 2 * ends
-        missing = torch.log(outside / (FAR / 2 * allowed)).amax() if outside.numel() else torch.zeros(())
-        return torch.stack(ends), max(0.0, float(torch.nan_to_num(missing, 0.0)))
+        return _Table(
+            s, owner, listed.to(device)[owner][..., None], scale, self.keys.value[keys][owner] / scale[:, None],
+            of_output, (bound - distance).exp() if self.certify else bound, (estimate - distance).exp(), weight,
+        )  # fmt: skip
 
     def _logits(self, s: slice, keys: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
         """log of the sum over each tile's keys of exp(q . k / sqrt(D)), (S, T, G): the bound (2), and an estimate."""

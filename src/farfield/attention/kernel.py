@@ -67,20 +67,21 @@ def logit_gradient(
     return shares, shares * (grad @ v.mT - (grad * out).sum(-1, keepdim=True))
 
 
-def mass_from_above(logits: Tensor) -> Tensor:
-    """sum_j exp(logits) over the last axis, at most 6.2 % too large, never too small but for rounding.
+def weights_from_above(logits: Tensor, room: Tensor) -> Tensor:
+    """exp(logits), at most 6.2 % too large, never too small but for rounding; ``room`` is overwritten, as are logits.
 
     In float32 the logits come in units of 2^-23 log 2, from -127 log 2 on: as whole numbers they are then the bits of
     float32 numbers which equal the exponential where it is a power of two, and run along a straight line between, above
     the convex curve. No exponential is computed.
     """
     if logits.dtype != torch.float32:
-        return logits.exp().sum(-1)
-    return logits.clamp_(0, 255 * 2**23).to(torch.int32).view(torch.float32).sum(-1)
+        return torch.exp(logits, out=room)
+    room.view(torch.int32).copy_(logits.clamp_(0, 255 * 2**23))
+    return room
 
 
-def mass_units(dtype: torch.dtype) -> tuple[float, float]:
-    """(unit, start) such that logits go into :func:`mass_from_above` as unit * logit + start."""
+def weight_units(dtype: torch.dtype) -> tuple[float, float]:
+    """(unit, start) such that logits go into :func:`weights_from_above` as unit * logit + start."""
     return (2**23 / math.log(2), 127.0 * 2**23) if dtype == torch.float32 else (1.0, 0.0)
 
 

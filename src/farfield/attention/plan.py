@@ -83,6 +83,7 @@ class AttentionPlan(OfOneCloud):
     backend: str = "tiled"
     reason: str = "a plan was given"
     pairs_read: float = 0.0  # query-key pairs that the last tiled call has computed, averaged over its heads
+    pairs_sounded: float = 0.0  # and those whose logits it has only added up
     elsewhere: Tensor | None = None  # (2, B, H), largest |k| and |v| of all, where other processes hold further keys
     at_once: int = 1 << 27  # without gradients, heads are served one by one beyond so many numbers of q: less memory
     _wider: AttentionPlan | None = field(default=None, repr=False)
