@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from farfield.attention import LAAPE, LASPE, RoPE
+from farfield.data.generated import Split, open_split
 from farfield.data.standardise import read_statistics
-from farfield.data.the_well import Split, open_split
 from farfield.models.tokens import PatchTokens
 from farfield.models.transformer_operator import TransformerOperator
 from farfield.training.muon import Muon
@@ -153,7 +153,7 @@ class Trial:
         """(simulations, pairs, fields)"""
         found = []
         for i in range(simulations):
-            states = torch.from_numpy(split.read(i, slice(None)))
+            states = torch.from_numpy(split.grids(i))
             size = 10 if states.shape[-1] == 128 else 2
             for part in range(0, 10, size):
                 now, later = states[part : part + size], states[part + 1 : part + size + 1]
@@ -175,8 +175,7 @@ class Trial:
                 for group in opt.param_groups:
                     group["lr"] = rate
             pairs = [
-                split.read(int(rng.integers(split.simulations)), slice(t, t + 2))
-                for t in rng.choice(10, c["batch"], p=odds)
+                split.grids(int(rng.integers(len(split))), slice(t, t + 2)) for t in rng.choice(10, c["batch"], p=odds)
             ]
             batch = torch.from_numpy(np.stack([turned(p, rng) if c["symmetries"] else p for p in pairs]))
             now, change = batch[:, 0], batch[:, 1] - batch[:, 0]

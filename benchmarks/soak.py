@@ -33,7 +33,7 @@ from farfield.cli import main as farfield
 from farfield.files import atomic_write_text, remove_partials
 
 for module in ("farfield.training.loop", "farfield.evaluation.own", "farfield.studies.reproduce",
-               "farfield.data.card", "farfield.prediction.own_files", "torch.utils.tensorboard", "numba"):  # fmt: skip
+               "farfield.data.card", "farfield.prediction.files", "torch.utils.tensorboard", "numba"):  # fmt: skip
     __import__(module)
 
 MODEL = ["--set", "model.width=24", "--set", "model.depth=1", "--set", "training.batch_size=4"]

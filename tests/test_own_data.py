@@ -2,8 +2,10 @@
 
 import csv
 
+import h5py
 import numpy as np
 import pytest
+import pyvista as pv
 import torch
 from rich.console import Console
 from typer.testing import CliRunner
@@ -141,7 +143,7 @@ def test_data_of_other_fields_is_refused_before_anything_is_computed(stepping_ru
     with pytest.raises(ValueError, match=sentence):
         ff.finetune(stepping_run.folder, other, out=tmp_path / "tuned", console=QUIET)
     assert not (tmp_path / "tuned").exists()
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match="the model was trained with T, v: here is no T, only p"):
         farfield("predict", "--model", stepping_run.folder, "--input", tmp_path / "other", "--out", tmp_path / "out")
 
 
@@ -271,6 +273,53 @@ def farfield(*words) -> str:
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def test_one_state_in_any_file_is_enough_to_predict_from(stepping_run, tmp_path):
+    """Whatever else the file holds, and in whatever order; The Well's comes back with its states replaced."""
+    large, predictor = waves(1, times=2, cells=(16, 12), seed=1), ff.load(stepping_run.folder)
+    points, k = large.source.cloud(0).points, large.source.inputs(0).reshape(16, 12)
+    T, v = np.split(large.source.read(0)[0].reshape(16, 12, 3), [1], axis=-1)
+    known = {"inputs": {"k": k.ravel()}, "parameters": {"speed": 1.0}}
+    expected = predictor.rollout({"v": v.reshape(-1, 2), "T": T.ravel()}, points, 2, **known)
+    given = {"inputs/k": k, "parameters/speed": 1.0, "spacing": [1.0, 1.0]}
+    np.savez(tmp_path / "grid.npz", **{"states/v": v[None], "states/T": T[None, ..., 0]}, **given)
+    flat = {"positions": points, "T": T.ravel(), "v": v.reshape(-1, 2), "k": k.ravel(), "parameters/speed": 1.0}
+    np.savez(tmp_path / "points.npz", **flat)
+    with h5py.File(tmp_path / "well.hdf5", "w") as file:  # by hand, with only what is needed
+        file["dimensions/x"], file["dimensions/y"] = np.arange(16) + 0.5, np.arange(12) + 0.5
+        file["t0_fields/T"], file["t0_fields/k"], file["t0_fields/more"] = T[None, None, ..., 0], k[None], k[None]
+        for name in ("k", "more"):
+            file[f"t0_fields/{name}"].attrs["time_varying"] = False
+        file["t1_fields/v"], file["scalars/speed"] = v[None, None], 1.0
+    for name in ("grid.npz", "points.npz", "well.hdf5"):
+        out = tmp_path / f"from_{name.replace('.', '_')}.npz"
+        farfield("predict", "--model", stepping_run.folder, "--input", tmp_path / name, "--out", out, "--steps", 2)
+        with np.load(out) as file:
+            for field, values in expected.items():
+                np.testing.assert_allclose(file[field], values, rtol=1e-5)
+    words = ["--input", tmp_path / "well.hdf5", "--out", tmp_path / "next.hdf5", "--steps", 2]
+    farfield("predict", "--model", stepping_run.folder, *words)
+    with h5py.File(tmp_path / "next.hdf5") as file:
+        np.testing.assert_allclose(file["t1_fields/v"][0].reshape(3, -1, 2), expected["v"], rtol=1e-5)
+        np.testing.assert_allclose(file["dimensions/time"], [0, 0.5, 1.0])
+        np.testing.assert_array_equal(file["t0_fields/more"][0], k)
+
+
+def test_a_mesh_comes_back_with_what_is_predicted_on_it(steady_run, tmp_path):
+    """Where nobody knows the outputs yet: a steady model is for this."""
+    points = 2.0 * np.random.default_rng(3).random((60, 2))
+    mesh = pv.PolyData(np.pad(points, ((0, 0), (0, 1)))).delaunay_2d().cast_to_unstructured_grid()
+    mesh.point_data["d"], mesh.point_data["other"] = np.sin(points[:, 0]), points[:, 1]
+    mesh.save(tmp_path / "plate.vtu")
+    np.savez(tmp_path / "plate.npz", positions=points, d=np.sin(points[:, 0]))
+    for name, out in (("plate.vtu", "T.vtu"), ("plate.npz", "T.npz")):
+        farfield("predict", "--model", steady_run.folder, "--input", tmp_path / name, "--out", tmp_path / out)
+    expected = ff.load(steady_run.folder).predict(points, inputs={"d": np.sin(points[:, 0])})
+    found = pv.read(tmp_path / "T.vtu")
+    assert found.n_cells == mesh.n_cells and "other" in found.point_data
+    np.testing.assert_allclose(found.point_data["T"], expected["T"], rtol=1e-4)
+    np.testing.assert_array_equal(np.load(tmp_path / "T.npz")["T"], expected["T"])
 
 
 def test_the_commands_go_the_same_way(tmp_path):

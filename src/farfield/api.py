@@ -99,7 +99,7 @@ def finetune(
     config = problem.config(base)
     if problem.name in PROBLEMS or problem.spec is None:
         raise ValueError(f"{base} is a run of the built-in problem {problem.name}: fine-tuning is for own data")
-    opened = data if isinstance(data, Dataset) else open_dataset(data)
+    opened = data if isinstance(data, Dataset) else open_dataset(data, like=problem.spec)
     problem.spec.require_same(opened.spec, str(base))
     opened, folder = _on_disk(opened, run, whole=True)
     rate = config.training.learning_rate / 10

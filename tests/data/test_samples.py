@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from farfield.data.generated import open_split
 from farfield.data.samples import collate, step_pairs
 from farfield.data.spec import SampleSpec
 from farfield.data.standardise import Standardiser
-from farfield.data.the_well import open_split
 
 
 def test_a_pair_is_a_state_and_its_change_in_physical_units_after_the_inverse(dataset):
@@ -22,7 +22,7 @@ def test_a_pair_is_a_state_and_its_change_in_physical_units_after_the_inverse(da
     spec, dim = pairs.spec, len(config.cells)
     per_simulation = config.states - 1
     assert len(pairs) == 2 * per_simulation
-    states = torch.from_numpy(open_split(folder, "s2").read(1, slice(None))).flatten(2).mT
+    states = torch.from_numpy(open_split(folder, "s2").grids(1)).flatten(2).mT
     for time in range(per_simulation):
         sample = pairs[per_simulation + time]
         assert sample.features.shape[-1] == spec.in_features and sample.targets.shape[-1] == spec.out_features
@@ -31,7 +31,7 @@ def test_a_pair_is_a_state_and_its_change_in_physical_units_after_the_inverse(da
         change = pairs.standardise["changes"].inverse(sample.targets)
         torch.testing.assert_close(change, states[time + 1] - states[time], rtol=1e-5, atol=1e-7)
         assert (sample.weights == 1).all()
-    flags = sample.features[:, len(spec.fields) :].reshape(*pairs.source.split.domain.cells, dim)
+    flags = sample.features[:, len(spec.fields) :].reshape(*pairs.source.domain.cells, dim)
     for axis in range(dim):
         along = flags[..., axis].movedim(axis, 0)
         assert (along[[0, -1]] == 1).all() and (along[1:-1] == 0).all()
@@ -129,7 +129,7 @@ def test_reading_an_item_does_not_read_the_file(dataset, tmp_path):
     pairs[1]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    state = 4 * len(pairs.spec.fields) * int(np.prod(pairs.source.split.domain.cells))
+    state = 4 * len(pairs.spec.fields) * int(np.prod(pairs.source.domain.cells))
     assert peak < 8 * state + 60_000  # a few copies of two states, not of all simulations
     assert pickle.loads(pickle.dumps(pairs))[1].targets.equal(pairs[1].targets)
 

@@ -10,8 +10,12 @@ from small import solve_split, spec_of
 from the_well.data import WellDataset
 from the_well.data.normalization import ZScoreNormalization
 
+from farfield.data.generated import Split, open_split
 from farfield.data.standardise import compute_statistics, read_statistics
-from farfield.data.the_well import Split, SplitSource, open_split
+
+
+def everything(split):
+    return np.stack([split.grids(simulation) for simulation in range(len(split))])
 
 
 def test_the_wells_reader_opens_every_split(dataset):
@@ -24,7 +28,7 @@ def test_the_wells_reader_opens_every_split(dataset):
         assert well.metadata.n_trajectories_per_file == [split.simulations]
         assert len(well) == split.simulations * (config.states - 1)
         item = well[config.states]  # simulation 1, from its state 1 to state 2
-        expected = np.moveaxis(open_split(folder, name).read(1, slice(1, 3)), 1, -1)
+        expected = np.moveaxis(open_split(folder, name).grids(1, slice(1, 3)), 1, -1)
         np.testing.assert_array_equal(item["input_fields"], expected[:1])
         np.testing.assert_array_equal(item["output_fields"], expected[1:])
         assert set(well.metadata.constant_scalar_names) == set(config.constants)
@@ -46,9 +50,8 @@ def test_a_file_holds_what_was_solved_and_says_how(dataset):
     config, folder = dataset
     split = open_split(folder, "s2")
     solved = solve_split(config, "s2", 0, 2).astype(np.float32)
-    np.testing.assert_array_equal(split.read(slice(None), slice(None)), solved)
-    np.testing.assert_array_equal(split.read(1, 2), solved[1, 2])
-    as_points = SplitSource(split).read(1, slice(0, 4, 2))  # (T, N, F)
+    np.testing.assert_array_equal([split.grids(0), split.grids(1)], solved)
+    as_points = split.read(1, slice(0, 4, 2))  # (T, N, F)
     np.testing.assert_array_equal(as_points, np.moveaxis(solved[1, :4:2], 1, -1).reshape(as_points.shape))
     assert split.spec == spec_of(config)
     assert split.scale == config.splits["s2"].scale
@@ -59,7 +62,7 @@ def test_a_file_holds_what_was_solved_and_says_how(dataset):
 
 def test_statistics_are_those_of_the_training_split(dataset):
     config, folder = dataset
-    states = open_split(folder, "train").read(slice(None), slice(None)).astype(np.float64)
+    states = everything(open_split(folder, "train")).astype(np.float64)
     statistics = read_statistics(folder)
     for index, field in enumerate(spec_of(config).fields):
         values = states[:, :, index]
@@ -97,7 +100,7 @@ def test_a_truncated_file_is_refused(file):
     for length in (0, 100, len(content) // 2, len(content) - 1):
         file.write_bytes(content[:length])
         with pytest.raises(ValueError, match=r"truncated, damaged or not HDF5.*delete it"):
-            Split(file).read(slice(None), slice(None))
+            everything(Split(file))
 
 
 def test_a_corrupted_file_is_found_out_when_it_is_read(file):
@@ -108,7 +111,7 @@ def test_a_corrupted_file_is_found_out_when_it_is_read(file):
     content[offset + 10] ^= 1  # a single bit
     file.write_bytes(content)
     with pytest.raises(ValueError, match="truncated, damaged"):
-        Split(file).read(slice(None), slice(None))
+        everything(Split(file))
 
 
 def test_foreign_files_are_refused(file, tmp_path):

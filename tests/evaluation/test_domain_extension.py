@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import farfield as ff
 from farfield.api import evaluate
-from farfield.data.the_well import open_split
+from farfield.data.generated import open_split
 from farfield.evaluation.evaluate import Amount
 from farfield.evaluation.rows import Row, read_rows, write_rows
 from farfield.runs.weights import load_weights, save_weights
@@ -26,8 +26,8 @@ def value(rows: list[Row], **about) -> float:
 def states_of(plan, name: str, simulation: int) -> dict[str, np.ndarray]:
     """(states, N) per field."""
     split = open_split(plan.data, name)
-    states = split.read(simulation, slice(None)).astype(np.float64)
-    return {field: states[:, i].reshape(split.states, -1) for i, field in enumerate(split.spec.fields)}
+    states = split.grids(simulation).astype(np.float64)
+    return {field: states[:, i].reshape(split.states(0), -1) for i, field in enumerate(split.spec.fields)}
 
 
 def test_the_error_of_a_scale_is_the_mean_over_all_samples_and_steps(reproduced):

@@ -1,7 +1,6 @@
 """``farfield predict`` overwrites nothing unasked, and says where states leave what was seen in training."""
 
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,8 @@ import farfield as ff
 from farfield.cli import app
 from farfield.data.dataset import Dataset
 from farfield.data.opening import open_dataset
-from farfield.prediction.own_files import predict_dataset
+from farfield.prediction.files import predict_file
+from farfield.prediction.trained import Trained
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +88,15 @@ def test_a_vtk_file_of_steps_holds_the_last_state_however_many_there_are(tmp_pat
     waves = np.random.default_rng(0).normal(size=(1, 4, 6))
     Dataset.from_arrays({"T": waves}, spacing=1.0, time_step=0.5).save(tmp_path / "data")
     spec = open_dataset(tmp_path / "data").spec
-    adding = SimpleNamespace(  # a model that adds one in every step
-        spec=spec,
-        fields=spec.fields,
-        rollout=lambda state, points, steps, **_: {"T": np.stack([state["T"] + k for k in range(steps + 1)])},
-    )
-    predict_dataset(adding, tmp_path / "data", tmp_path / "out.vtu", steps=5)
+    adding = Trained.__new__(Trained)  # a model that adds one in every step
+    adding.spec, adding.fields, adding.time_step = spec, spec.fields, spec.time_step
+    adding.states = lambda state, points, steps, **_: ({"T": state["T"] + k} for k in range(steps + 1))
+    predict_file(adding, tmp_path / "data", tmp_path / "out.vtu", steps=5)
     np.testing.assert_allclose(pv.read(tmp_path / "out.vtu").point_data["T"], waves[0, 0] + 5, rtol=1e-6)
     before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
     for inside in (tmp_path / "data", tmp_path / "data" / "more" / "next.npz"):
         with pytest.raises(ValueError, match="lies in the data that is predicted from: choose another --out"):
-            predict_dataset(adding, tmp_path / "data", inside, force=True)
+            predict_file(adding, tmp_path / "data", inside, force=True)
     assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
 
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import farfield as ff
-from farfield.data.the_well import open_split, split_path
+from farfield.data.generated import open_split, split_path
 from farfield.prediction.files import predict_file
 
 
@@ -12,7 +12,7 @@ def states(reproduced):
     """The predictor, and the first states of s = 2 as (simulations, N) per field, with their positions."""
     plan, out, _ = reproduced
     split = open_split(plan.data, "s2")
-    first = split.read(slice(None), 0)
+    first = np.stack([split.grids(simulation)[0] for simulation in range(len(split))])
     fields = {name: first[:, i].reshape(len(first), -1) for i, name in enumerate(split.spec.fields)}
     return ff.load(out / "laape-seed0"), fields, split.domain.points()
 
@@ -20,7 +20,7 @@ def states(reproduced):
 def test_a_numpy_file_gives_what_the_predictor_gives(states, tmp_path):
     predictor, fields, points = states
     np.savez(tmp_path / "in.npz", positions=points, **fields)
-    predict_file(predictor, tmp_path / "in.npz", tmp_path / "out.npz", 2)
+    predict_file(predictor, tmp_path / "in.npz", tmp_path / "out.npz", steps=2)
     expected = predictor.rollout(fields, points, 2)
     with np.load(tmp_path / "out.npz") as out:
         assert set(out) == {"positions", "time", *fields}
@@ -33,7 +33,7 @@ def test_an_hdf5_file_comes_back_with_its_states_replaced(states, reproduced, tm
     predictor, fields, points = states
     plan, *_ = reproduced
     source = split_path(plan.data, plan.problem.name, "s2")
-    predict_file(predictor, source, tmp_path / "out.hdf5", 2)
+    predict_file(predictor, source, tmp_path / "out.hdf5", steps=2)
     expected = predictor.rollout(fields, points, 2)
     with h5py.File(source) as before, h5py.File(tmp_path / "out.hdf5") as after:
         assert dict(after.attrs).keys() == dict(before.attrs).keys()
@@ -44,7 +44,7 @@ def test_an_hdf5_file_comes_back_with_its_states_replaced(states, reproduced, tm
             dataset = after["t0_fields"][name]
             assert dataset.shape == (2, 3, *before["t0_fields"][name].shape[2:])
             np.testing.assert_allclose(dataset[...].reshape(2, 3, -1), values.swapaxes(0, 1), rtol=1e-6)
-    predict_file(predictor, tmp_path / "out.hdf5", tmp_path / "further.hdf5", 1, start=-1)  # reads what it wrote
+    predict_file(predictor, tmp_path / "out.hdf5", tmp_path / "further.hdf5", start=-1)  # reads what it wrote
     with h5py.File(tmp_path / "further.hdf5") as further:
         assert float(further["dimensions/time"][1]) == pytest.approx(3 * predictor.time_step)
 
@@ -55,7 +55,7 @@ def test_bad_files_are_named_and_nothing_is_written(states, tmp_path):
 
     def refused(message: str, name: str = "in.npz", to=out, **options) -> None:
         with pytest.raises((ValueError, FileNotFoundError), match=message):
-            predict_file(predictor, tmp_path / name, to, 1, **options)
+            predict_file(predictor, tmp_path / name, to, **options)
         assert not to.exists()
 
     refused("no file")
@@ -68,9 +68,9 @@ def test_bad_files_are_named_and_nothing_is_written(states, tmp_path):
     refused("NaN")
     (tmp_path / "in.npz").write_bytes((tmp_path / "in.npz").read_bytes()[:100])
     refused("truncated, damaged or not a NumPy")
-    refused("both as .npz", to=tmp_path / "out.csv")
+    refused(r"a name ending in \.npz, .* for --out, got out\.csv", to=tmp_path / "out.csv")
     (tmp_path / "in.hdf5").write_bytes(b"\x89HDF")
     refused("truncated, damaged or not HDF5", "in.hdf5", tmp_path / "out.hdf5")
     with h5py.File(tmp_path / "in.hdf5", "w") as file:
         file.create_group("dimensions")
-    refused("not a file of .* in The Well's layout", "in.hdf5", tmp_path / "out.hdf5")
+    refused("lacks|has no field|trained with", "in.hdf5", tmp_path / "out.hdf5")

@@ -7,8 +7,8 @@ import torch
 
 import farfield as ff
 from farfield.data.domain import NORMALISED_WIDTH
+from farfield.data.generated import open_split
 from farfield.data.samples import step_pairs
-from farfield.data.the_well import open_split
 from farfield.problems import problem_named
 from farfield.problems.generation import SplitConfig
 from farfield.runs.run import shipped_models
@@ -21,7 +21,7 @@ def at_hand(reproduced):
     """A trained predictor, a state of the doubled domain in physical units, and its positions."""
     plan, out, _ = reproduced
     split = open_split(plan.data, "s2")
-    state = split.read(0, 2).astype(np.float64)
+    state = split.grids(0, slice(2, 3))[0].astype(np.float64)
     fields = {name: state[i].ravel() for i, name in enumerate(split.spec.fields)}
     return ff.load(out / "laape-seed0", device="cpu"), fields, split.domain.points()
 

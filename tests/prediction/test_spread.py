@@ -14,7 +14,6 @@ from farfield.attention import InTurn
 from farfield.data.spec import SampleSpec
 from farfield.models import PatchTokens
 from farfield.prediction.files import predict_file
-from farfield.prediction.spread import predict_file_spread
 from farfield.prediction.stepping import Predictor
 
 CELLS = (20, 13)
@@ -65,8 +64,8 @@ def states(tmp_path):
 def test_files_of_a_group_equal_those_of_one(states, ending, patches):
     predictor = untrained(PatchTokens(4, 125.0) if patches else None)
     source, whole, parts = (states / f"{name}.{ending}" for name in ("in", "whole", "parts"))
-    predict_file(predictor, source, whole, 2)
-    predict_file_spread(predictor, source, parts, InTurn(3, states).run, steps=2)
+    predict_file(predictor, source, whole, steps=2)
+    predict_file(predictor, source, parts, parts=InTurn(3, states).run, steps=2)
     if ending == "npz":
         one, three = np.load(whole), np.load(parts)
         assert set(one) == set(three)
@@ -83,15 +82,15 @@ def test_files_of_a_group_equal_those_of_one(states, ending, patches):
 
 
 def test_pieces_open_in_vtk_and_equal_the_single_file(predictor, states):
-    predict_file(predictor, states / "in.npz", states / "whole.npz", 1)
+    predict_file(predictor, states / "in.npz", states / "whole.npz")
     whole = np.load(states / "whole.npz")
-    predict_file_spread(predictor, states / "in.npz", states / "parts.pvtu", InTurn(3).run)
+    predict_file(predictor, states / "in.npz", states / "parts.pvtu", parts=InTurn(3).run)
     mesh = pv.read(states / "parts.pvtu")
     order, expected = (np.lexsort(p[:, :2].T) for p in (mesh.points, whole["positions"]))
     np.testing.assert_allclose(mesh.points[order, :2], whole["positions"][expected])
     for name in ("u", "v"):
         np.testing.assert_allclose(mesh[name][order], whole[name][1][expected], atol=1e-5)
-    predict_file_spread(predictor, states / "in.hdf5", states / "parts.pvti", InTurn(3).run)
+    predict_file(predictor, states / "in.hdf5", states / "parts.pvti", parts=InTurn(3).run)
     image = pv.read(states / "parts.pvti")
     assert image.dimensions == (CELLS[0] + 1, CELLS[1] + 1, 2)
     centres = image.cell_centers().points
@@ -113,14 +112,14 @@ def test_a_failing_part_leaves_nothing_behind(predictor, states):
 
     for ending, source in (("hdf5", "in.hdf5"), ("pvtu", "in.npz"), ("npz", "in.npz")):
         with pytest.raises(ZeroDivisionError):
-            predict_file_spread(predictor, states / source, states / f"out.{ending}", spread)
+            predict_file(predictor, states / source, states / f"out.{ending}", parts=spread)
         assert sorted(states.iterdir()) == before
 
 
 def test_a_folder_that_not_all_can_write_is_refused(predictor, states):
     (states / "file").write_text("")
     with pytest.raises(OSError, match="member 1 of 2 cannot write"):
-        predict_file_spread(predictor, states / "in.npz", states / "file" / "out.npz", InTurn(2).run)
+        predict_file(predictor, states / "in.npz", states / "file" / "out.npz", parts=InTurn(2).run)
 
 
 def test_the_command_shares_a_domain_among_processes(tmp_path):

@@ -18,7 +18,7 @@ from small import generate, solve_split
 from small import tiny_dataset as tiny
 
 from farfield.data.card import distance_from_published
-from farfield.data.the_well import open_split
+from farfield.data.generated import open_split
 from farfield.problems import generation, problem_named
 
 # Starts a child per line of input (a case and a folder) that generates there; prints its process id, then how

@@ -84,7 +84,7 @@ def test_list_options_take_words_or_commas():
 def test_commands_evaluate_report_and_predict(reproduced, run_copy, tmp_path, monkeypatch, capsys):
     import h5py
 
-    from farfield.data.the_well import split_path
+    from farfield.data.generated import split_path
 
     plan, *_ = reproduced
 

@@ -22,7 +22,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from farfield.data.spec import SampleSpec
-from farfield.data.the_well import SplitSource
 from farfield.evaluation.stepping import one_step_errors, test_splits
 from farfield.models.tokens import apply_on_cells, grid_of
 from farfield.prediction.stepping import Predictor
@@ -192,10 +191,10 @@ def benchmark_peers(
         row: dict[str, Any] = {"network": name, "weights": weights, "minutes": took[name] / 60}
         for scale in scales:
             split = splits[scale]
-            count = split.simulations * (split.states - 1)
+            count = len(split) * (split.states(0) - 1)
             count = min(count, (pairs or {}).get(scale, count))
             began = time.process_time()
-            found = list(one_step_errors(predictor, SplitSource(split), count, lambda _: None))
+            found = list(one_step_errors(predictor, split, count, lambda _: None))
             seconds = (time.process_time() - began) / count
             errors = {field: value for field, metric, _, value, _ in found if metric == "l1_step"}
             row[scale] = {"pairs": count, "seconds": seconds, "l1": errors}

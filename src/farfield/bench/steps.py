@@ -36,8 +36,8 @@ def benchmark_steps(
     config = read_config(data / "dataset.yaml")
     rows = []
     for scale, split in test_splits(data, list(scales), run).items():
-        time_of_state = split.states // 2
-        now, later = split.read(0, slice(time_of_state, time_of_state + 2))
+        time_of_state = split.states(0) // 2
+        now, later = split.grids(0, slice(time_of_state, time_of_state + 2))
         fields = dict(zip(split.spec.fields, now, strict=True))
         reset_peak_memory()
         network, predicted = _fastest(lambda fields=fields: predictor.step(fields), repeats)  # type: ignore[misc]

@@ -171,12 +171,12 @@ def bench_peers(
     """
     from farfield.bench.peers import benchmark_peers, markdown
     from farfield.problems import problem_named
-    from farfield.runs.config import SteppingRun
     from farfield.runs.run import Run
 
-    config = problem_named(problem).config(Run(run))
-    if not isinstance(config, SteppingRun):
+    found = problem_named(problem)
+    if found.spec is None:
         raise ValueError(f"peers are for problems of steps on a grid, {problem} is none")
+    config: Any = found.config(Run(run))
     chosen = scales.split(",")
     pairs = None if limit is None else _pairs(chosen, limit)
     results = benchmark_peers(

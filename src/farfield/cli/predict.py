@@ -14,23 +14,23 @@ from farfield.cli.words import listed, numbers, refuse_beside, require_at_least,
 
 _OURS = ("model", "out", "device", "devices", "nodes", "parts", "timeout")  # the others are the problem's
 _LARGE = "Large domains"
-_STATES, _CITY = "States in a file: shallow water, Gray-Scott", "Buildings: urban wind"
+_STATES, _CITY = "Data in a file: steps, and models of your own data", "Buildings: urban wind"
 
 
 def predict(
     model: str = typer.Option(help="A shipped model's name, or a run's folder."),
     out: Path | None = typer.Option(
-        None, help="File of the prediction: the input's format, or .vtu, .vtk, .vtp, .npz, .csv for wind."
+        None, help="File of the prediction: .npz, .vtu, .vtk, .vtp, .hdf5, for wind .csv; a folder for several."
     ),
     device: str | None = typer.Option(None, help="cpu or cuda; CUDA where there is one."),
     force: bool = typer.Option(False, "--force", help="Overwrite files that exist."),
     input: Path | None = typer.Option(
-        None, help="States to start from: .npz, or .hdf5 in The Well's layout.", rich_help_panel=_STATES
+        None, help="What to start from: .npz, .hdf5, VTK, or a folder of them.", rich_help_panel=_STATES
     ),
     steps: int | None = typer.Option(None, help="Saved steps to predict.  [default: 1]", rich_help_panel=_STATES),
     start: int | None = typer.Option(
         None,
-        help="HDF5: which of the file's states to start from; -1 for the last.  [default: 0]",
+        help="Which of a file's states to start from; -1 for the last.  [default: 0]",
         rich_help_panel=_STATES,
     ),
     buildings: Path | None = typer.Option(
@@ -139,6 +139,11 @@ def predict(
     holds the states (steps + 1, ...), the given one first):
 
     `farfield predict --model swe-laape --input state.npz --out next.npz --steps 10`
+
+    **A model of your own data** starts from the kind of file it was trained on, with one state, or the inputs of a steady
+    problem; a mesh comes back with the fields on it:
+
+    `farfield predict --model runs/mine --input large.vtu --out predicted.vtu`
 
     **The steady wind around buildings**, on a mesh made around them or at your own points, with a picture of the wind
     at 2 m height beside it; open the .vtu in ParaView:

@@ -19,6 +19,7 @@ import numpy as np
 from farfield.data.clouds import PointClouds, Simulation, cloud_simulation, cloud_spec
 from farfield.data.grids import GridArrays, grid_arrays
 from farfield.data.hints import Hints
+from farfield.data.the_well import opened
 from farfield.files import read_arrays
 
 
@@ -37,10 +38,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def _read_hdf5(path: Path) -> dict[str, Any]:
     """Datasets by their names, which are read when they are asked for, and attributes."""
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise ValueError(f"{path} is not an HDF5 file, or truncated ({error})") from None
+    file = opened(path)
     flat: dict[str, Any] = {name: np.asarray(value) for name, value in file.attrs.items()}
 
     def add(name: str, item: Any) -> None:
@@ -76,7 +74,8 @@ def array_files(paths: Sequence[Path], hints: Hints, spacing: Sequence[float] | 
     for name, role in hints.roles.items():
         if role == "input" and name in fields:
             inputs[name] = fields.pop(name)
-    if unknown := sorted(set(hints.roles) - set(fields) - set(inputs)):
+    missing = sorted(set(hints.roles) - set(fields) - set(inputs))
+    if unknown := [name for name in missing if not (hints.to_predict and hints.roles[name] == "output")]:
         raise ValueError(f"{paths[0]} has no field {unknown[0]!r}; it has {', '.join([*fields, *inputs])}")
     return grid_arrays(
         fields, spacing=np.atleast_1d(widths).tolist(), inputs=inputs, parameters=parameters, hints=hints
@@ -88,7 +87,7 @@ def _clouds(paths: Sequence[Path], hints: Hints) -> PointClouds:
     spec = cloud_spec(some[0], hints, some)
 
     def reader(path: Path) -> Any:
-        return lambda: cloud_simulation(read_file(path), spec, str(path))
+        return lambda: cloud_simulation(read_file(path), spec, str(path), hints)
 
     return PointClouds(spec, [reader(path) for path in paths], paths=paths)
 

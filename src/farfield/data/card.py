@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib import style
 from matplotlib.figure import Figure
 
+from farfield.data.generated import Split
 from farfield.data.standardise import Statistics
-from farfield.data.the_well import Split
 from farfield.files import atomic_path, atomic_write_text
 from farfield.style import quantity
 
@@ -49,7 +49,7 @@ def write_card(
         scale = " x ".join(f"{factor:g}" for factor in split.scale)
         cells = " x ".join(str(count) for count in split.domain.cells)
         file = split.path.relative_to(folder)
-        lines.append(f"| {name} | {scale} | {cells} | {split.simulations} | {split.states} | `{file}` |")
+        lines.append(f"| {name} | {scale} | {cells} | {len(split)} | {split.states(0)} | `{file}` |")
     lines += [
         "",
         f"States are {quantity(spec.time_step, spec.time_unit)} apart, cells "
@@ -98,7 +98,7 @@ def write_card(
 
 def picture(split: Split, simulation: int = 0) -> Figure:
     """One simulation at four times: profiles in one dimension, maps of the last field in two."""
-    times = np.linspace(0, split.states - 1, 4).round().astype(int)
+    times = np.linspace(0, split.states(0) - 1, 4).round().astype(int)
     spec, extent = split.spec, split.domain.extent
     title = f"{spec.problem}, {split.provenance['split']}: simulation {simulation}"
     if split.domain.space_dim == 1:
@@ -108,7 +108,7 @@ def picture(split: Split, simulation: int = 0) -> Figure:
         for axes, (index, field) in zip(panels, enumerate(spec.fields), strict=True):
             for time in times:
                 label = quantity(time * spec.time_step, spec.time_unit)
-                axes.plot(x, split.read(simulation, int(time))[index], label=label, linewidth=1)
+                axes.plot(x, split.grids(simulation, slice(time, time + 1))[0, index], label=label, linewidth=1)
             axes.set_ylabel(f"{field} [{spec.field_units[index]}]")
             axes.grid(alpha=0.3)
         axes.set_xlabel(f"x [{spec.length_unit}]")
@@ -118,7 +118,7 @@ def picture(split: Split, simulation: int = 0) -> Figure:
         return figure
     figure = Figure(figsize=(12, 3.4), layout="constrained")
     panels = figure.subplots(1, len(times), sharey=True)
-    maps = [split.read(simulation, int(time))[-1] for time in times]
+    maps = [split.grids(simulation, slice(time, time + 1))[0, -1] for time in times]
     highest = max(float(values.max()) for values in maps)
     for axes, time, values in zip(panels, times, maps, strict=True):
         image = axes.imshow(values.T, origin="lower", extent=(0, extent[0], 0, extent[1]), vmin=0, vmax=highest)

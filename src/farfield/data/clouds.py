@@ -94,12 +94,12 @@ def point_clouds(items: Sequence[Mapping[str, Any]], hints: Hints = Hints()) -> 
 def cloud_spec(first: Mapping[str, Any], hints: Hints, items: Sequence[Mapping[str, Any]] = ()) -> SampleSpec:
     """What a cloud's mapping says it is; extent and spacing are the largest and the usual of some ``items``."""
     unknown = set(first) - {"positions", "inputs", "outputs", "states", "parameters", "boundary", "extent"}
-    if "positions" not in first or unknown or ("outputs" in first) == ("states" in first):
+    steady = hints.kind == "steady" if hints.to_predict else "outputs" in first
+    if "positions" not in first or unknown or (("outputs" in first) == ("states" in first) and not hints.to_predict):
         raise ValueError(
             "a simulation on points is {'positions': (N, P), 'inputs': {...}, 'outputs': {...}, 'parameters': {...}}, "
             f"or with 'states' (times, N) instead of 'outputs' for a problem in time; got the keys {', '.join(first)}"
         )
-    steady = "outputs" in first
     check_time_step(hints, steady)
     positions = np.asarray(first["positions"], dtype=np.float64)
     if positions.ndim != 2 or not 1 <= positions.shape[1] <= 3 or len(positions) < 2:
@@ -112,17 +112,21 @@ def cloud_spec(first: Mapping[str, Any], hints: Hints, items: Sequence[Mapping[s
             f"the points lie in a plane: they extend {extent} along {', '.join(axes)}; leave that axis out"
         )
     usual = float(np.median([usual_distance(cloud) for cloud in clouds[:8]]))
-    predicted = {name: np.asarray(a) for name, a in first["outputs" if steady else "states"].items()}
-    given = {name: np.asarray(a) for name, a in first.get("inputs", {}).items()}
-    fields, units, vectors = channels_of(predicted, 1 if steady else 2, hints, axes)
-    inputs, input_units, more = channels_of(given, 1, hints, axes)
+    predicted, given = first.get("outputs" if steady else "states", {}), first.get("inputs", {})
+    arrays = {name: np.asarray(a) for name, a in hints.chosen(predicted, "state", "output").items()}
+    fields, units, vectors = channels_of(arrays, 1 if steady else 2, hints, axes)
+    arrays = {name: np.asarray(a) for name, a in hints.chosen(given, "input").items()}
+    inputs, input_units, more = channels_of(arrays, 1, hints, axes)
+    if steady and hints.to_predict and hints.contract is not None:  # known of the model, not of the data
+        fields, units, vectors = hints.contract.fields, hints.contract.field_units, hints.contract.vectors
+    parameters = tuple(hints.chosen(first.get("parameters", {})))
     return make_spec(
-        hints, steady, fields, units, inputs, input_units, tuple(first.get("parameters", {})), {**vectors, **more},
-        axes, extent, (usual,) * len(axes),
+        hints, steady, fields, units, inputs, input_units, parameters, {**vectors, **more}, axes, extent,
+        (usual,) * len(axes),
     )  # fmt: skip
 
 
-def cloud_simulation(item: Mapping[str, Any], spec: SampleSpec, where: str) -> Simulation:
+def cloud_simulation(item: Mapping[str, Any], spec: SampleSpec, where: str, hints: Hints = Hints()) -> Simulation:
     """One cloud's mapping as a simulation, or an error that names it."""
     points = np.asarray(item["positions"], dtype=np.float64)
     if points.ndim != 2 or points.shape[1] != spec.space_dim or not np.isfinite(points).all():
@@ -131,10 +135,13 @@ def cloud_simulation(item: Mapping[str, Any], spec: SampleSpec, where: str) -> S
             + ("" if points.ndim != 2 or np.isfinite(points).all() else " with NaN or infinity among them")
         )
     steady = spec.kind == "steady"
-    predicted = item.get("outputs" if steady else "states", {})
-    values = _stack(predicted, spec.fields, spec, len(points), where, lead=0 if steady else 1)
-    given = _stack(item.get("inputs", {}), spec.inputs, spec, len(points), where, lead=0)
-    numbers = item.get("parameters", {})
+    if steady and hints.to_predict:
+        values = np.full((len(points), len(spec.fields)), np.nan, np.float32)
+    else:
+        predicted = hints.chosen(item.get("outputs" if steady else "states", {}), "state", "output")
+        values = _stack(predicted, spec.fields, spec, len(points), where, lead=0 if steady else 1)
+    given = _stack(hints.chosen(item.get("inputs", {}), "input"), spec.inputs, spec, len(points), where, lead=0)
+    numbers = hints.chosen(item.get("parameters", {}))
     if set(numbers) != set(spec.parameters):
         raise ValueError(f"{where}: expected the parameters {_listed(spec.parameters)}, got {_listed(numbers)}")
     extent = tuple(float(x) for x in item.get("extent", np.ptp(points, axis=0)))

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from farfield.data.domain import Domain
 from farfield.data.hints import AXES, Hints, channels_of, check_numbers, check_time_step, make_spec
 from farfield.data.source import Cloud
-from farfield.data.spec import SampleSpec
+from farfield.data.spec import SampleSpec, grouped
 
 
 class GridArrays:
@@ -81,10 +81,9 @@ def grid_arrays(
     hints: Hints = Hints(),
 ) -> GridArrays:
     """Check a user's arrays against one another and name what they are."""
-    if not fields:
-        raise ValueError("expected at least one field, as {name: array}, got none")
-    arrays = {name: _array(array) for name, array in fields.items()}
-    given = {name: _array(array) for name, array in (inputs or {}).items()}
+    arrays = {name: _array(array) for name, array in hints.chosen(fields, "state", "output").items()}
+    given = {name: _array(array) for name, array in hints.chosen(inputs or {}, "input").items()}
+    parameters = hints.chosen(parameters or {})
     widths = tuple(np.atleast_1d(np.asarray(spacing, dtype=np.float64)).tolist())
     axes = len(widths)
     if not 1 <= axes <= len(AXES):
@@ -92,6 +91,10 @@ def grid_arrays(
     steady = (hints.kind or ("stepping" if hints.time_step is not None else "steady")) == "steady"
     check_time_step(hints, steady)
     leading = 1 if steady else 2
+    if not arrays and hints.to_predict and given:
+        arrays = _unknown_outputs(next(iter(given.values())).shape[: 1 + axes], hints)
+    if not arrays:
+        raise ValueError("expected at least one field, as {name: array}, got none")
     first, shape = next(iter(arrays)), next(iter(arrays.values())).shape[: leading + axes]
     form = "(simulations, " + ("" if steady else "times, ") + ", ".join(f"n{axis}" for axis in AXES[:axes]) + ")"
     if len(shape) != leading + axes:
@@ -109,7 +112,7 @@ def grid_arrays(
                 f"{'field' if name in arrays else 'input'} {name} must have the shape {expected}, as {first} has, with "
                 f"components last if it is a vector; got {array.shape}"
             )
-    if not steady and shape[1] < 2:
+    if not steady and shape[1] < 2 and not hints.to_predict:
         raise ValueError(f"expected at least two times, to learn the change from one to the next, got {shape[1]}")
     cells = shape[leading:]
     if min(cells) < 2:
@@ -118,14 +121,22 @@ def grid_arrays(
             "(array.squeeze) and its spacing"
         )
     domain = Domain(cells, tuple(n * float(w) for n, w in zip(cells, widths, strict=True)))
-    numbers = _parameters(parameters or {}, shape[0])
+    numbers = _parameters(parameters, shape[0])
     fields_, units, vectors = channels_of(arrays, len(shape), hints, AXES[:axes])
     inputs_, input_units, more = channels_of(given, len(shape) - leading + 1, hints, AXES[:axes])
     spec = make_spec(
-        hints, steady, fields_, units, inputs_, input_units, tuple(parameters or {}), {**vectors, **more},
+        hints, steady, fields_, units, inputs_, input_units, tuple(parameters), {**vectors, **more},
         AXES[:axes], domain.extent, domain.spacing,
     )  # fmt: skip
     return GridArrays(spec, list(arrays.values()), list(given.values()), numbers, domain)
+
+
+def _unknown_outputs(shape: tuple[int, ...], hints: Hints) -> dict[str, NDArray]:
+    """What a steady prediction is asked for: no numbers yet, of the right shape."""
+    assert hints.contract is not None
+    names, vectors = grouped(hints.contract.fields, hints.contract), hints.contract.vectors
+    parts = {name: (len(vectors[name]),) if name in vectors else () for name in names}
+    return {name: np.full((*shape, *components), np.nan, np.float32) for name, components in parts.items()}
 
 
 def _array(values: Any) -> NDArray:

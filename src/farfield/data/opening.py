@@ -8,6 +8,8 @@ from typing import Any
 
 from farfield.data.dataset import Dataset
 from farfield.data.description import Description
+from farfield.data.hints import Hints
+from farfield.data.spec import SampleSpec
 from farfield.data.splits import splits_by_folder
 from farfield.extras import naming_extras
 
@@ -16,11 +18,12 @@ _KINDS = {"HDF5": (".hdf5", ".h5"), "VTK": VTK_ENDINGS, "NPZ": (".npz",)}
 
 
 @naming_extras()
-def open_dataset(path: str | Path) -> Dataset:
+def open_dataset(path: str | Path, *, like: SampleSpec | None = None, to_predict: bool = False) -> Dataset:
     """Open a folder, or one file: HDF5 (The Well's, or plain arrays), VTK of any family, NPZ, what ``save`` wrote.
 
     Files in folders named train, validation (or valid) and test, as The Well has them, are split so; ``dataset.yaml``
-    beside the files says what they do not.
+    beside the files says what they do not. With ``like``, the contract of a model, it says so: its fields are read, no
+    others. What is ``to_predict`` may be one state, or inputs without outputs.
     """
     path = Path(path)
     if not path.exists():
@@ -39,24 +42,25 @@ def open_dataset(path: str | Path) -> Dataset:
             f"({', '.join(VTK_ENDINGS)}) or NPZ"
         )
     ((kind, paths),) = found.items()
-    source = _source(kind, paths, description)
+    hints = description.hints()
+    hints = hints if like is None else hints.like(like, to_predict)
+    source = _source(kind, paths, hints, description.spacing)
     if not path.is_dir():
         return Dataset(source)
     splits: Mapping[str, Sequence[int]] | None = description.splits or splits_by_folder(source.paths)
     return Dataset(source, splits, folder)
 
 
-def _source(kind: str, paths: Sequence[Path], description: Description) -> Any:
-    hints = description.hints()
+def _source(kind: str, paths: Sequence[Path], hints: Hints, spacing: Sequence[float] | None) -> Any:
     if kind == "VTK":
         from farfield.data.vtk_files import vtk_files
 
         return vtk_files(paths, hints)
     if kind == "HDF5":
-        from farfield.data.well_files import WellFiles, is_the_wells
+        from farfield.data.the_well import WellFiles, is_the_wells
 
         if is_the_wells(paths[0]):
             return WellFiles(paths, hints)
     from farfield.data.array_files import array_files
 
-    return array_files(paths, hints, description.spacing)
+    return array_files(paths, hints, spacing)

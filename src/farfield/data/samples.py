@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from farfield.data.domain import boundary_flags
+from farfield.data.generated import open_split
 from farfield.data.source import Cloud, Source, place_of
 from farfield.data.standardise import Standardiser, described_statistics, read_statistics, to_scale
-from farfield.data.the_well import SplitSource, open_split
 
 
 class Place(NamedTuple):
@@ -258,4 +258,4 @@ def step_pairs(folder: str | Path, split: str = "train", **options: Any) -> Samp
     """The items of a split that ``farfield generate`` made; see :class:`Samples` for the options."""
     opened = open_split(folder, split)
     statistics = described_statistics(read_statistics(folder), opened.spec.fields)
-    return Samples(SplitSource(opened), statistics, **options)
+    return Samples(opened, statistics, **options)

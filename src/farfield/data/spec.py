@@ -9,6 +9,7 @@ order and unit, on which domain; it is stored with a dataset, and travels with a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -140,7 +141,8 @@ class SampleSpec(BaseModel):
         """Refuse data that a network of this contract cannot take; the size of the domain may differ."""
         for name in ("kind", "fields", "inputs", "parameters", "vectors", "log", "axes", "boundaries", "time_step"):
             ours, theirs = getattr(self, name), getattr(other, name)
-            if ours != theirs:
+            same = math.isclose(ours, theirs, rel_tol=1e-4) if name == "time_step" else ours == theirs
+            if not same:
                 raise ValueError(
                     f"{whose} was trained on data of another kind: its {name} is {ours}, here it is {theirs}"
                 )

@@ -12,9 +12,9 @@ import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
+from farfield.data.generated import Split, open_split
 from farfield.data.source import Source, each_state
 from farfield.data.spec import SampleSpec
-from farfield.data.the_well import Split, open_split
 from farfield.files import atomic_write_text, fingerprint, read_mapping
 
 Statistics = dict[str, dict[str, float]]
@@ -28,11 +28,11 @@ def compute_statistics(split: Split) -> Statistics:
     """Mean, std, rms of each field over all states, and (``*_delta``) of its change over a saved step."""
     axes = (0, *range(2, 2 + split.domain.space_dim))
     moments = np.zeros((2, 2, len(split.spec.fields)))  # (state, change), (mean, mean of squares), field
-    for simulation in range(split.simulations):
-        states = split.read(simulation, slice(None)).astype(np.float64)
+    for simulation in range(len(split)):
+        states = split.grids(simulation).astype(np.float64)
         for kind, values in enumerate((states, states[1:] - states[:-1])):
             moments[kind] += values.mean(axis=axes), (values**2).mean(axis=axes)
-    moments /= split.simulations
+    moments /= len(split)
     statistics: Statistics = {}
     for suffix, (mean, square) in zip(("", "_delta"), moments, strict=True):
         numbers = {"mean": mean, "std": np.sqrt(np.maximum(square - mean**2, 0)), "rms": np.sqrt(square)}
@@ -161,8 +161,8 @@ def write_statistics(folder: Path, statistics: Statistics, split: Split) -> None
 
 def statistics_checksum(statistics: Statistics, split: Split) -> str:
     """Of the numbers and of what they are about: the split's description, shape, first and last simulation."""
-    about = [statistics, split.spec.as_json(), split.provenance, split.simulations, split.states, split.domain.cells]
-    ends = (split.read(simulation, slice(None)).tobytes() for simulation in (0, split.simulations - 1))
+    about = [statistics, split.spec.as_json(), split.provenance, len(split), split.states(0), split.domain.cells]
+    ends = (split.grids(simulation).tobytes() for simulation in (0, len(split) - 1))
     return fingerprint(json.dumps(about, sort_keys=True).encode(), *ends)
 
 

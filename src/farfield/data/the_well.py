@@ -1,19 +1,21 @@
-"""Splits on disk, in The Well's HDF5 layout, and the statistics beside them.
+"""The Well's HDF5 files as they are: any number of them, each with any number of trajectories.
 
-    FOLDER/dataset.yaml                  how it was made: the configuration, all of it
-    FOLDER/stats.yaml                    mean, std, rms of the training split's fields and of their changes
-    FOLDER/data/<split>/<problem>.hdf5   t0_fields/<field> (simulations, states, cells...), dimensions, scalars, ...
-    FOLDER/README.md, pictures/          the dataset card
+    t0_fields, t1_fields, t2_fields    scalars, vectors, tensors; those that vary in time are the state, others inputs
+    scalars                            numbers; those that differ between trajectories or files are parameters
+    boundary_conditions                WALL, OPEN or PERIODIC along each axis
+    dimensions                         time, and the coordinates along each axis
 
-Every file carries its contract (:class:`SampleSpec`), its scale and its provenance as JSON in the attribute
-``farfield``. A file is chunked by state (and by tiles of it), with a checksum per chunk, so reading touches
-only what is asked for and damage is found.
+A trajectory of one time only is a steady problem if ``dataset.yaml`` says which fields are its outputs. What a file
+written by hand leaves out (names of fields, what varies) is taken as its arrays suggest; shapes must agree.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+import itertools
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,140 +23,408 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from farfield.data.domain import Domain
+from farfield.data.hints import BOUNDARIES, Hints, component_names, make_spec
 from farfield.data.source import Cloud
-from farfield.data.spec import SampleSpec
+from farfield.files import check_memory
 
-SEEN = ("train", "validation")  # splits that a model has learned from, or was chosen by
-
-
-def split_path(folder: str | Path, problem: str, split: str) -> Path:
-    return Path(folder) / "data" / split / f"{problem}.hdf5"
+_ORDERS = ("t0_fields", "t1_fields", "t2_fields")
 
 
-def scale_text(scale: tuple[float, ...]) -> str:
-    """(2, 2) is "2", (2, 1) is "2x1"."""
-    return "x".join(f"{factor:g}" for factor in (scale[:1] if len(set(scale)) == 1 else scale))
+class Damaged(ValueError):
+    """A file that cannot be read, or not to its end."""
 
 
-def held_out_splits(folder: str | Path) -> dict[str, Split]:
-    """The splits to test on, by their scale."""
-    splits = [Split(path) for path in sorted(Path(folder).glob("data/*/*.hdf5")) if path.parent.name not in SEEN]
-    return {scale_text(split.scale): split for split in splits}
+@dataclass(frozen=True)
+class _Field:
+    """One dataset of a file, and how to read a trajectory of it."""
+
+    group: str
+    name: str
+    order: int
+    time_varying: bool
+    sample_varying: bool
+    dim_varying: tuple[bool, ...]
 
 
-class Split:
-    """One split's file, read lazily; any number of processes may read at once, each opens it for itself."""
+@dataclass(frozen=True)
+class _Layout:
+    """What one file holds."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise FileNotFoundError(f"no dataset file at {self.path}: make it with `farfield generate`")
-        self._file: h5py.File | None = None
-        self._owner = 0
-        self._in_memory: dict[str, NDArray[np.float32]] = {}
-        try:
-            header = json.loads(self._open().attrs["farfield"])
-            self.spec = SampleSpec.model_validate(header["spec"])
-            self.scale = tuple(float(factor) for factor in header["scale"])
-            self.provenance: dict[str, Any] = header["provenance"]
-            shapes = {self._open()["t0_fields"][name].shape for name in self.spec.fields}
-            (shape,) = shapes
-            self.simulations, self.states = int(shape[0]), int(shape[1])
-            self.domain = Domain(shape[2:], tuple(header["extent"]))
-            self._check_extent()
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{self.path} is not a dataset file of farfield: expected The Well's layout with an "
-                f"attribute "
-                f"'farfield' ({error}). Make it with `farfield generate`"
-            ) from error
+    path: Path
+    trajectories: int
+    times: NDArray[np.float64]
+    axes: tuple[str, ...]
+    coordinates: tuple[NDArray[np.float64], ...]
+    fields: tuple[_Field, ...]
+    scalars: dict[str, NDArray[np.float64]]
+    boundaries: tuple[str, ...]
+    grid_type: str
+    units: dict[str, str]
 
-    def _check_extent(self) -> None:
-        """The domain is told three times: by its extent, by scale and spacing, and by the coordinates of its cells."""
-        spec, extent = self.spec, self.domain.extent
-        scaled = [factor * length for factor, length in zip(self.scale, spec.training_extent, strict=True)]
-        cells = [n * dx for n, dx in zip(self.domain.cells, spec.spacing, strict=True)]
-        for what, length in (("scale times the training domain", scaled), ("cells times their spacing", cells)):
-            if not np.allclose(extent, length, rtol=1e-5):
-                raise ValueError(f"its extent {extent} was altered, its {what} is {tuple(length)}")
-        for axis, centres in zip(spec.axes, self.domain.centres(), strict=True):
-            if not np.allclose(self._open()["dimensions"][axis], centres, rtol=1e-5):
-                raise ValueError(f"its dimensions/{axis} was altered, they are not the centres of its cells")
+    @property
+    def extent(self) -> tuple[float, ...]:
+        return tuple(float(len(c) * np.median(np.diff(c))) for c in self.coordinates)
 
-    def _open(self) -> h5py.File:
-        """The file, opened by this process: HDF5 handles must not be shared across a fork."""
-        if self._file is None or self._owner != os.getpid():
-            try:
-                self._file, self._owner = h5py.File(self.path, "r"), os.getpid()
-            except OSError as error:
-                raise self._damaged(error) from error
-        return self._file
 
-    def _damaged(self, error: Exception) -> ValueError:
-        return ValueError(
-            f"{self.path} is truncated, damaged or not HDF5 ({error}): delete it and run the same `farfield "
-            f"generate` "
-            f"again, which makes only what is missing"
+class WellFiles:
+    """All trajectories of some of The Well's files, one after the other, read when they are asked for.
+
+    Any number of processes may read at once, each opens the files for itself.
+    """
+
+    remedy = ""  # what to do about a damaged file, for the message
+
+    def __init__(self, paths: Sequence[Path], hints: Hints = Hints()):
+        self._layouts = [_layout(path, self.remedy) for path in paths]
+        first = self._layouts[0]
+        self.notes: list[str] = []
+        for other in self._layouts[1:]:
+            _compare(first, other)
+        known = {f.name: f for f in first.fields}
+        unknowable = hints.to_predict and hints.kind == "steady"
+        for name in (*hints.roles, *hints.log, *hints.ignore):
+            if name not in {*known, *first.scalars} and not (unknowable and hints.roles.get(name) == "output"):
+                told = ", ".join(sorted({*known, *first.scalars}))
+                raise ValueError(f"{first.path} has no field {name!r}; it has {told}")
+        steady = hints.kind == "steady" or (hints.kind is None and "output" in hints.roles.values())
+        self.predicted, self._given = _roles(
+            list(hints.chosen(known, "state", "output", "input").values()), hints, steady, first.path
         )
+        time_step = None if steady else _time_step(self._layouts, hints)
+        self.notes += [f"{f.name} is left out, as asked" for f in first.fields if f.name in hints.ignore]
+        names = list(hints.chosen(first.scalars))
+        table = np.concatenate([_scalar_rows(layout, names) for layout in self._layouts])
+        varying = [hints.contract is not None or bool(np.ptp(table[:, i]) > 0) for i in range(len(names))]
+        self._parameters = table[:, varying]
+        if not all(varying):
+            same = {name: table[0, i] for i, name in enumerate(names) if not varying[i]}
+            told = ", ".join(f"{name} = {value:g}" for name, value in same.items())
+            self.notes.append(f"the same in every simulation, so nothing is learned from it: {told}")
+        for layout in self._layouts:
+            _check_grid(layout)
+        self._clouds: dict[int, Cloud] = {}  # made when they are asked for: a part of a large grid needs no more
+        spacing = tuple(float(np.median(np.diff(c))) for c in first.coordinates)
+        fields, units, vectors = self._channels(self.predicted, first, hints)
+        inputs, input_units, more = self._channels(self._given, first, hints)
+        if hints.contract is not None and not fields:  # outputs that are not known yet
+            fields, units, vectors = hints.contract.fields, hints.contract.field_units, hints.contract.vectors
+        told_hints = replace(
+            hints, boundary=hints.boundary or first.boundaries, time_step=time_step,
+            kind="steady" if steady else "stepping",
+        )  # fmt: skip
+        self.spec = make_spec(
+            told_hints, steady, fields, units, inputs, input_units,
+            tuple(name for name, varies in zip(names, varying, strict=True) if varies), {**vectors, **more},
+            first.axes, min({layout.extent for layout in self._layouts}, key=np.prod), spacing,
+        )  # fmt: skip
+        self._where = [(i, j) for i, layout in enumerate(self._layouts) for j in range(layout.trajectories)]
+        self.paths = [self._layouts[file].path for file, _ in self._where]
+        self._open: dict[int, h5py.File] = {}
+        self._owner = os.getpid()
+        self._in_memory: dict[tuple[int, str], NDArray[np.float32]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_file": None}
-
-    def read(self, simulations: int | slice, states: int | slice) -> NDArray[np.float32]:
-        """Fields in physical units, (..., fields, cells...); an integer drops its axis."""
-        try:
-            stored = self._in_memory or self._open()["t0_fields"]
-            fields = [stored[name][simulations, states] for name in self.spec.fields]
-        except OSError as error:
-            raise self._damaged(error) from error
-        return np.stack(fields, axis=-1 - self.domain.space_dim)
-
-    def preload(self, at_most: int = 2**31) -> None:
-        """Keep the split in memory if it has at most so many bytes: a random read then costs much less."""
-        cells = int(np.prod(self.domain.cells))
-        if 4 * len(self.spec.fields) * self.simulations * self.states * cells <= at_most:
-            try:
-                self._in_memory = {name: self._open()["t0_fields"][name][...] for name in self.spec.fields}
-            except OSError as error:
-                raise self._damaged(error) from error
-
-
-class SplitSource:
-    """A split as every other kind of data (:class:`farfield.data.source.Source`)."""
-
-    def __init__(self, split: Split):
-        self.split, self.spec = split, split.spec
-        self._cloud = Cloud(split.domain.points(), split.domain.extent, split.domain.cells)
+        return self.__dict__ | {"_open": {}}
 
     def __len__(self) -> int:
-        return self.split.simulations
+        return len(self._where)
 
     def name(self, simulation: int) -> str:
-        return f"{self.split.path}, simulation {simulation}"
+        file, trajectory = self._where[simulation]
+        return f"{self._layouts[file].path}, trajectory {trajectory}"
 
     def states(self, simulation: int) -> int:
-        return self.split.states
+        layout = self._layouts[self._where[simulation][0]]
+        return 1 if self.spec.kind == "steady" else len(layout.times)
 
     def cloud(self, simulation: int) -> Cloud:
-        return self._cloud
+        file = self._where[simulation][0]
+        if file not in self._clouds:
+            grid = np.meshgrid(*self._layouts[file].coordinates, indexing="ij")
+            points = np.stack([axis.ravel() for axis in grid], axis=-1)
+            self._clouds[file] = Cloud(points, self._layouts[file].extent, self._shape(file))
+        return self._clouds[file]
 
-    def read(self, simulation: int, states: slice = slice(None)) -> NDArray[np.float32]:
-        values = self.split.read(simulation, states)
-        return values.reshape(*values.shape[:2], -1).swapaxes(1, 2)
+    @property
+    def coordinates(self) -> tuple[NDArray[np.float64], ...]:
+        """Along each axis, of the first file."""
+        return self._layouts[0].coordinates
 
-    def inputs(self, simulation: int) -> NDArray[np.float32]:
-        return np.zeros((len(self._cloud), 0), np.float32)
+    @property
+    def extent(self) -> tuple[float, ...]:
+        """Of the first file's domain."""
+        return self._layouts[0].extent
+
+    def _shape(self, file: int) -> tuple[int, ...]:
+        return tuple(map(len, self._layouts[file].coordinates))
+
+    def read(
+        self, simulation: int, states: slice = slice(None), block: tuple[slice, ...] | None = None
+    ) -> NDArray[np.float32]:
+        """(T, N, F); of a block of cells only, where one is given."""
+        file, trajectory = self._where[simulation]
+        wanted = range(self.states(simulation))[states]
+        times = slice(wanted.start, wanted.stop, wanted.step)
+        parts = [self._read(file, trajectory, f, times, block) for f in self.predicted]
+        if not parts:
+            return np.full((len(wanted), int(np.prod(self._shape(file))), len(self.spec.fields)), np.nan, np.float32)
+        return np.concatenate(parts, axis=-1)
+
+    def preload(self, at_most: int = 2**31) -> None:
+        """Keep everything in memory if it has at most so many bytes: a random read then costs much less."""
+        names = [(file, f) for file in range(len(self._layouts)) for f in (*self.predicted, *self._given)]
+        if sum(4 * self._dataset(file, f).size for file, f in names) <= at_most:
+            for file, f in names:
+                with self._naming(file, f.name):
+                    self._in_memory[file, f.name] = np.asarray(self._dataset(file, f)[...], dtype=np.float32)
+
+    def inputs(self, simulation: int, block: tuple[slice, ...] | None = None) -> NDArray[np.float32]:
+        """(N, I); of a block of cells only, where one is given."""
+        file, trajectory = self._where[simulation]
+        parts = [self._read(file, trajectory, f, slice(0, 1), block)[0] for f in self._given]
+        shape = self._shape(file) if block is None else [cut.stop - cut.start for cut in block]
+        return np.concatenate(parts, axis=-1) if parts else np.zeros((int(np.prod(shape)), 0), np.float32)
 
     def parameters(self, simulation: int) -> NDArray[np.float64]:
-        return np.zeros(0)
+        return self._parameters[simulation]
+
+    def _dataset(self, file: int, field: _Field) -> Any:
+        if (file, field.name) in self._in_memory:
+            return self._in_memory[file, field.name]
+        if self._owner != os.getpid():  # HDF5 handles must not be shared across a fork
+            self._open, self._owner = {}, os.getpid()
+        if file not in self._open:
+            self._open[file] = opened(self._layouts[file].path, self.remedy)
+        return self._open[file][field.group][field.name]
+
+    @contextlib.contextmanager
+    def _naming(self, file: int, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            path = self._layouts[file].path
+            raise Damaged(f"{path} is truncated, damaged or not HDF5: {what} ({error}){self.remedy}") from None
+
+    def _read(
+        self, file: int, trajectory: int, field: _Field, times: slice, block: tuple[slice, ...] | None = None
+    ) -> NDArray[np.float32]:
+        """(T, N, components)."""
+        cuts = block or tuple(slice(0, n) for n in self._shape(file))
+        index: list[Any] = [trajectory] if field.sample_varying else []
+        if field.time_varying:
+            index.append(times)
+        index += [cut for cut, varies in zip(cuts, field.dim_varying, strict=True) if varies]
+        with self._naming(file, f"{field.name}, trajectory {trajectory}"):
+            values = np.asarray(self._dataset(file, field)[tuple(index)], dtype=np.float32)
+        if not field.time_varying:
+            values = values[None]
+        components = values.shape[1 + sum(field.dim_varying) :]
+        shape = tuple(cut.stop - cut.start for cut in cuts)
+        thin = (n if varies else 1 for n, varies in zip(shape, field.dim_varying, strict=True))
+        whole = np.broadcast_to(values.reshape(len(values), *thin, *components), (len(values), *shape, *components))
+        return whole.reshape(len(values), int(np.prod(shape)), -1)
+
+    def _channels(
+        self, fields: Sequence[_Field], layout: _Layout, hints: Hints
+    ) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, tuple[str, ...]]]:
+        names: list[str] = []
+        units: list[str] = []
+        vectors = {}
+        for field in fields:
+            parts: tuple[str, ...] = (field.name,)
+            if field.order == 1:
+                parts = vectors[field.name] = component_names(field.name, len(layout.axes), layout.axes)
+            elif field.order == 2:
+                pairs = itertools.product(layout.axes, repeat=2)
+                parts = vectors[field.name] = tuple(f"{field.name}_{a}{b}" for a, b in pairs)
+            names.extend(parts)
+            units.extend([hints.units.get(field.name, layout.units.get(field.name, ""))] * len(parts))
+        return tuple(names), tuple(units), vectors
 
 
-def open_split(folder: str | Path, split: str) -> Split:
-    """Open one split of a dataset folder by name."""
-    found = {path.parent.name: path for path in sorted(Path(folder).glob("data/*/*.hdf5"))}
-    if not found:
-        raise FileNotFoundError(f"no dataset in {folder}: make one with `farfield generate ... --out {folder}`")
-    if split not in found:
-        raise ValueError(f"unknown split {split!r}: {folder} holds {', '.join(found)}")
-    return Split(found[split])
+def is_the_wells(path: Path) -> bool:
+    """Whether a file of HDF5 is in The Well's layout, or means to be: plain arrays have none of its groups."""
+    with opened(path) as file:
+        return bool({"dimensions", "boundary_conditions", *_ORDERS} & set(file))
+
+
+def opened(path: Path, remedy: str = "") -> h5py.File:
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise Damaged(f"{path} is truncated, damaged or not HDF5 ({error}){remedy}") from None
+
+
+def _layout(path: Path, remedy: str = "") -> _Layout:
+    with opened(path, remedy) as file:
+        try:
+            dimensions = file["dimensions"]
+            axes = tuple(map(_text, dimensions.attrs.get("spatial_dims", sorted(set(dimensions) - {"time"}))))
+            fields = [
+                _field(group, name, order, file[group][name], len(axes))
+                for order, group in enumerate(_ORDERS)
+                if group in file
+                for name in _names(file[group])
+            ]
+            coordinates = tuple(_coordinates(dimensions[axis], axis) for axis in axes)
+            times = np.asarray(dimensions["time"], dtype=np.float64) if "time" in dimensions else None
+            if times is not None and times.ndim > 1:
+                times = times[0]
+            found = next((file[f.group][f.name].shape for f in fields if f.time_varying and f.sample_varying), (1, 1))
+            times = np.full(found[1], np.nan) if times is None else times
+            scalars = {
+                name: np.atleast_1d(np.asarray(file["scalars"][name], dtype=np.float64))
+                for name in (_names(file["scalars"]) if "scalars" in file else ())
+                if not file["scalars"][name].attrs.get("time_varying", False)
+            }
+            trajectories = int(file.attrs.get("n_trajectories", found[0]))
+            _check_shapes(file, fields, trajectories, len(times), coordinates)
+            units = {
+                f.name: _text(file[f.group][f.name].attrs["units"])
+                for f in fields
+                if "units" in file[f.group][f.name].attrs
+            }
+            return _Layout(
+                path, trajectories, times, axes, coordinates, tuple(fields), scalars, _boundaries(file, axes),
+                _text(file.attrs.get("grid_type", "cartesian")), units,
+            )  # fmt: skip
+        except KeyError as error:
+            raise ValueError(f"{path} is not in The Well's layout: it lacks {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def _field(group: str, name: str, order: int, data: h5py.Dataset, axes: int) -> _Field:
+    varying = tuple(bool(v) for v in data.attrs.get("dim_varying", [True] * axes))
+    in_time, by_sample = (bool(data.attrs.get(f"{kind}_varying", True)) for kind in ("time", "sample"))
+    return _Field(group, name, order, in_time, by_sample, varying)
+
+
+def _check_shapes(
+    file: h5py.File, fields: Sequence[_Field], trajectories: int, times: int, coordinates: Sequence[NDArray]
+) -> None:
+    for f in fields:
+        lead = [n for n, varies in ((trajectories, f.sample_varying), (times, f.time_varying)) if varies]
+        inside = [len(c) for c, varies in zip(coordinates, f.dim_varying, strict=True) if varies]
+        expected = (*lead, *inside, *[len(coordinates)] * f.order)
+        if file[f.group][f.name].shape != expected:
+            raise ValueError(
+                f"field {f.name} must have the shape {expected} (trajectories, times, cells, components, as far as it "
+                f"varies with them), got {file[f.group][f.name].shape}"
+            )
+
+
+def _coordinates(data: h5py.Dataset, axis: str) -> NDArray[np.float64]:
+    check_memory(8 * data.size, f"the axis {axis}")
+    values = np.asarray(data, dtype=np.float64)
+    if values.ndim > 1:
+        values = values.reshape(-1, values.shape[-1])
+        if np.ptp(values, axis=0).any():
+            raise ValueError(f"its coordinates {axis} differ between trajectories: one file per mesh is read")
+        values = values[0]
+    return values
+
+
+def _boundaries(file: h5py.File, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """One per axis; none where nothing is said of them."""
+    if "boundary_conditions" not in file:
+        return ()
+    found = dict.fromkeys(axes, "open")
+    for condition in file["boundary_conditions"].values():
+        kind = _text(condition.attrs["bc_type"]).lower()
+        if kind not in BOUNDARIES:
+            raise ValueError(f"its boundary condition {kind.upper()} is none of WALL, OPEN, PERIODIC")
+        for axis in map(_text, condition.attrs["associated_dims"]):
+            found[axis] = kind
+    return tuple(found.values())
+
+
+def _compare(first: _Layout, other: _Layout) -> None:
+    """All files of a dataset hold the same fields, on grids of the same spacing."""
+    ours, theirs = ({f.name: (f.order, f.time_varying) for f in layout.fields} for layout in (first, other))
+    if missing := sorted(set(ours) ^ set(theirs)):
+        lacking = other.path if missing[0] in ours else first.path
+        raise ValueError(
+            f"{lacking} has no field {missing[0]!r}, other files of the dataset have it ({first.path.name})"
+        )
+    for name, kind in ours.items():
+        if theirs[name] != kind:
+            raise ValueError(
+                f"field {name} is of another kind (order, varying in time) in {other.path} than in {first.path}"
+            )
+    if other.axes != first.axes or other.boundaries != first.boundaries or set(other.scalars) != set(first.scalars):
+        raise ValueError(
+            f"{other.path} differs from {first.path} in axes, boundaries or scalars: "
+            f"{other.axes} {other.boundaries} {sorted(other.scalars)}, "
+            f"{first.axes} {first.boundaries} {sorted(first.scalars)}"
+        )
+    for axis, a, b in zip(first.axes, first.coordinates, other.coordinates, strict=True):
+        ours_, theirs_ = (float(np.median(np.diff(c))) for c in (a, b))
+        if abs(ours_ - theirs_) > 1e-3 * abs(ours_):
+            raise ValueError(
+                f"cells are {theirs_:g} wide along {axis} in {other.path}, {ours_:g} in {first.path}: all "
+                "simulations of a dataset share one spacing"
+            )
+    for name, unit in first.units.items():
+        if other.units.get(name, unit) != unit:
+            raise ValueError(f"field {name} is in {other.units[name]} in {other.path}, in {unit} in {first.path}")
+
+
+def _check_grid(layout: _Layout) -> None:
+    if layout.grid_type != "cartesian":
+        raise ValueError(f"{layout.path} has a {layout.grid_type} grid: only cartesian ones are read")
+    for axis, values in zip(layout.axes, layout.coordinates, strict=True):
+        steps = np.diff(values)
+        if len(values) < 2 or (steps <= 0).any():
+            raise ValueError(
+                f"{layout.path}: expected at least two rising coordinates along {axis}, got {len(values)}"
+                + ("" if len(values) < 2 else ", not rising")
+            )
+
+
+def _roles(fields: Sequence[_Field], hints: Hints, steady: bool, path: Path) -> tuple[list[_Field], list[_Field]]:
+    predicted: list[_Field] = []
+    given: list[_Field] = []
+    for field in fields:
+        default = ("output" if steady else "state") if field.time_varying else "input"
+        role = hints.roles.get(field.name, default)
+        if role not in ("state", "input", "output"):
+            raise ValueError(
+                f"{path}: field {field.name} has the unknown role {role!r}: expected state, input or output"
+            )
+        (given if role == "input" else predicted).append(field)
+    if not predicted and not hints.to_predict:
+        raise ValueError(f"{path}: no field changes in time, and none is named as output: nothing to predict")
+    return predicted, given
+
+
+def _time_step(layouts: Sequence[_Layout], hints: Hints) -> float:
+    if hints.time_step is not None:
+        return hints.time_step
+    steps = {float(np.median(np.diff(layout.times))) for layout in layouts if len(layout.times) > 1}
+    steps = {step for step in steps if np.isfinite(step)}
+    if not steps and hints.step is not None:
+        return hints.step
+    if not steps:
+        raise ValueError(
+            f"{layouts[0].path} has one time only, or none (dimensions/time): expected at least two, a time_step or "
+            "outputs in dataset.yaml"
+        )
+    if max(steps) - min(steps) > 1e-3 * max(steps):
+        raise ValueError(
+            f"states are {min(steps):g} apart in some files and {max(steps):g} in others: expected one time step"
+        )
+    return float(f"{max(steps):.6g}")
+
+
+def _scalar_rows(layout: _Layout, names: Sequence[str]) -> NDArray[np.float64]:
+    columns = [np.broadcast_to(layout.scalars[name].ravel(), (layout.trajectories,)) for name in names]
+    return np.stack(columns, axis=-1) if columns else np.zeros((layout.trajectories, 0))
+
+
+def _names(group: h5py.Group) -> list[str]:
+    return [_text(name) for name in group.attrs.get("field_names", list(group))]
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -7,7 +7,7 @@ Values at points live at the points, values of cells at their centres; a file ha
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ _HELPERS = ("vtkOriginalPointIds", "vtkOriginalCellIds", "vtkGhostType", "vtkVal
 
 def vtk_files(paths: Sequence[Path], hints: Hints = Hints()) -> PointClouds:
     """The simulations in some files; the first is looked at now, the others when they are asked for."""
-    if hints.kind is None and hints.time_step is None:
+    if hints.kind != "steady" and hints.time_step is None:
         hints = replace(hints, time_step=_time_step(_collections(paths)))
     series = _series(paths, hints)
     first = _read(series[0], hints)
@@ -33,7 +33,7 @@ def vtk_files(paths: Sequence[Path], hints: Hints = Hints()) -> PointClouds:
 
     def reader(number: int) -> Any:
         def read() -> Simulation:
-            return cloud_simulation(_read(series[number], hints), spec, str(series[number][0]))
+            return cloud_simulation(_read(series[number], hints), spec, str(series[number][0]), hints)
 
         return read
 
@@ -71,6 +71,8 @@ def _series(paths: Sequence[Path], hints: Hints) -> list[list[Path]]:
     groups: dict[tuple[Path, str], list[tuple[int, Path]]] = {}
     for path in paths:
         match = _NUMBERED.match(path.stem)
+        if match is None and len(paths) == 1 and hints.to_predict:
+            return [[path]]
         if match is None:
             raise ValueError(f"{path} has no number at its end: a series in time is numbered, e.g. run_0000.vtu")
         groups.setdefault((path.parent, match[1]), []).append((int(match[2]), path))
@@ -79,14 +81,7 @@ def _series(paths: Sequence[Path], hints: Hints) -> list[list[Path]]:
 
 def _read(files: Sequence[Path], hints: Hints) -> dict[str, Any]:
     """One simulation as a mapping (see :func:`farfield.data.clouds.point_clouds`)."""
-    if files[0].suffix == ".pvd":
-        reader = pv.get_reader(str(files[0]))
-        meshes = []
-        for time in reader.time_values:
-            reader.set_active_time_value(time)
-            meshes.append(_one_block(reader.read(), files[0]))
-    else:
-        meshes = [_one_block(pv.read(path), path) for path in files]
+    meshes = list(_meshes(files))
     first = meshes[0]
     data, where = _located(first, files[0], hints)
     points = np.asarray(first.points if where == "point" else first.cell_centers().points, dtype=np.float64)
@@ -115,6 +110,22 @@ def _read(files: Sequence[Path], hints: Hints) -> dict[str, Any]:
     return item
 
 
+def _meshes(files: Sequence[Path]) -> Iterator[Any]:
+    """One mesh for each time."""
+    if files[0].suffix != ".pvd":
+        yield from (_one_block(pv.read(path), path) for path in files)
+        return
+    reader = pv.get_reader(str(files[0]))
+    for time in reader.time_values:
+        reader.set_active_time_value(time)
+        yield _one_block(reader.read(), files[0])
+
+
+def first_mesh(path: Path) -> Any:
+    """The mesh of a simulation."""
+    return next(_meshes([path]))
+
+
 def _located(mesh: Any, path: Path, hints: Hints) -> tuple[list[str], str]:
     """The wanted fields, and whether they live at points or in cells."""
 
@@ -124,6 +135,8 @@ def _located(mesh: Any, path: Path, hints: Hints) -> tuple[list[str], str]:
 
     found = {"point": wanted(mesh.point_data), "cell": wanted(mesh.cell_data)}
     there = [where for where, names in found.items() if names]
+    if not there and hints.to_predict and "input" not in hints.roles.values():
+        return [], "point"  # what is predicted follows from the geometry alone
     if len(there) != 1:
         raise ValueError(
             f"{path} has the point data {', '.join(mesh.point_data.keys()) or 'none'} and the cell data "
@@ -131,7 +144,8 @@ def _located(mesh: Any, path: Path, hints: Hints) -> tuple[list[str], str]:
             "dataset.yaml (`farfield check` writes a first one)"
         )
     names = found[there[0]]
-    if missing := sorted(set(hints.roles) - set(names)):
+    missing = sorted(set(hints.roles) - set(names))
+    if missing := [n for n in missing if not (hints.to_predict and hints.roles[n] == "output")]:
         raise ValueError(f"{path} has no {there[0]} data {missing[0]!r}; it has {', '.join(names)}")
     return names, there[0]
 

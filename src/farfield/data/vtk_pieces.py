@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-import numpy as np
 import pyvista as pv
 from numpy.typing import NDArray
 
@@ -16,14 +15,6 @@ from farfield.data.vtk import write_vtk
 Extent = tuple[int, ...]
 Declared = dict[str, dict[str, tuple[str, int]]]
 """Names, types and components of the arrays of a piece: at its Points, of its PointData and of its CellData."""
-
-
-def points_mesh(positions: NDArray, fields: Mapping[str, NDArray]) -> pv.UnstructuredGrid:
-    """Points (N, P) with fields (N, C)."""
-    mesh = pv.PolyData(_three(positions)).cast_to_unstructured_grid()
-    for name, values in fields.items():
-        mesh.point_data[name] = values if values.shape[1] > 1 else values[:, 0]
-    return mesh
 
 
 def mesh_piece(path: Path, mesh: pv.UnstructuredGrid) -> Declared:
@@ -93,12 +84,6 @@ def index_text(
     body = "\n".join([f'<{kind} GhostLevel="0"{where}>', *data, *sources, f"</{kind}>"])
     head = f'<?xml version="1.0"?>\n<VTKFile type="{kind}" version="0.1" byte_order="LittleEndian">'
     return f"{head}\n{body}\n</VTKFile>\n"
-
-
-def _three(positions: NDArray) -> NDArray[np.float32]:
-    corners = np.zeros((len(positions), 3), dtype=np.float32)
-    corners[:, : positions.shape[1]] = positions
-    return corners
 
 
 def _extent(ranges: Sequence[tuple[int, int]]) -> Extent:

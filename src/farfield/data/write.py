@@ -1,4 +1,4 @@
-"""Writing a split: The Well's HDF5 layout, atomically, the same bytes for the same arguments (see :mod:`.the_well`)."""
+"""Writing a split (:mod:`.generated`): The Well's HDF5 layout, in one step, the same bytes for the same arguments."""
 
 from __future__ import annotations
 

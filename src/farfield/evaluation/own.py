@@ -12,14 +12,13 @@ import numpy as np
 import torch
 
 from farfield.data.dataset import Dataset
+from farfield.data.generated import scale_text
 from farfield.data.opening import open_dataset
 from farfield.data.source import Source
-from farfield.data.the_well import scale_text
 from farfield.evaluation.evaluate import Advance, Amount, Numbers, Pictures, Subject
 from farfield.evaluation.metrics import ErrorsByName, relative_errors, variance_scaled_error
 from farfield.evaluation.stepping import SteppingSubject
 from farfield.files import fingerprint
-from farfield.prediction.own_files import given_to
 from farfield.prediction.steady import SteadyPredictor
 from farfield.prediction.stepping import Predictor
 from farfield.runs.run import Run
@@ -33,7 +32,7 @@ def own_subject(run: Run, data: Dataset | str | Path | None, device: Device) -> 
     if data is None:
         source, scale = test_simulations(run), "1"
     else:
-        opened = data if isinstance(data, Dataset) else open_dataset(data)
+        opened = data if isinstance(data, Dataset) else open_dataset(data, like=predictor.spec)
         predictor.spec.require_same(opened.spec, str(run))
         source, scale = opened.source, scale_of(opened, predictor.spec.training_extent)
 
@@ -94,7 +93,8 @@ class SteadySubject:
         errors = ErrorsByName(self.predictor.fields)
         for simulation in range(wanted["samples"]):
             truth = torch.from_numpy(source.read(simulation).astype(np.float64))
-            cloud, given = source.cloud(simulation), given_to(self.predictor, source, simulation)
+            cloud = source.cloud(simulation)
+            given = self.predictor.given(source.inputs(simulation), source.parameters(simulation))
             found = self.predictor.predict(cloud.points, extent=cloud.extent, boundary=cloud.flags, **given)
             columns = [np.asarray(values).reshape(len(cloud), -1) for values in found.values()]
             predicted = torch.from_numpy(np.concatenate(columns, axis=-1)).double()[None]

@@ -24,13 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farfield.data.domain import Domain, rollout
+from farfield.data.generated import Split, held_out_splits
 from farfield.data.source import Source, place_of
 from farfield.data.spec import SampleSpec
-from farfield.data.the_well import Split, SplitSource, held_out_splits
 from farfield.evaluation.evaluate import Advance, Amount, Numbers, Pictures, in_order
 from farfield.evaluation.metrics import ErrorsByName, relative_errors, variance_scaled_error
 from farfield.files import fingerprint
-from farfield.prediction.own_files import given_to
 from farfield.prediction.stepping import Predictor
 from farfield.runs.run import Run
 from farfield.runs.weights import Device
@@ -92,7 +91,7 @@ def generated_subject(run: Run, folder: str | Path, device: Device) -> SteppingS
     """A run on what ``farfield generate`` made, with the test splits in ``folder``."""
 
     def find(scales: list[str]) -> dict[str, Source]:
-        return {scale: SplitSource(split) for scale, split in test_splits(Path(folder), scales, run).items()}
+        return dict(test_splits(Path(folder), scales, run))
 
     return SteppingSubject(Predictor.load(run, device), find, PAPER_SCALES)
 
@@ -157,7 +156,7 @@ def _groups(
         members = list(same)
         cloud = source.cloud(members[0][0])
         if step is None or key != known:
-            given = given_to(predictor, source, members[0][0])
+            given = predictor.given(source.inputs(members[0][0]), source.parameters(members[0][0]))
             step, known = predictor.on(cloud.points, cloud.flags, extent=cloud.extent, **given), key
         size = max(1, _POINTS // len(cloud))
         for start in range(0, len(members), size):

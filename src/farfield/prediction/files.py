@@ -1,149 +1,243 @@
-"""Files of states in, files of predicted states out: NumPy, and HDF5 in The Well's layout."""
+"""``farfield predict``: from a file or a folder of what is known to files of what is predicted.
+
+What a prediction starts from may be
+
+    .npz              ``positions`` and fields by their names, (N,) or (B, N); ``inputs/<name>``, ``parameters/<name>``
+    The Well's HDF5   to an HDF5 file that is the same but for its states, or to any other ending
+    any own data      as it is trained on: NPZ, HDF5, VTK; one state is enough, and a steady problem's outputs need not
+                      be there
+
+and its output .npz, .vtu, .vtp, .vtk (on the mesh that was given), .hdf5, .pvtu, .pvti (:mod:`.writers`).
+
+A domain may be shared by the members of a group: points are cut by recursive bisection, balanced by predicted cost, the
+grid of an HDF5 file into blocks, so that parts are slices of it. States stay with their members over all steps.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from farfield.files import atomic_path, check_memory, read_arrays
-from farfield.prediction.stepping import Predictor
+from farfield.attention import Group
+from farfield.attention.bisection import split_grid
+from farfield.data.dataset import Dataset
+from farfield.data.hints import Hints
+from farfield.data.opening import VTK_ENDINGS, open_dataset
+from farfield.data.source import Cloud
+from farfield.data.spec import grouped
+from farfield.data.the_well import WellFiles, is_the_wells
+from farfield.files import check_memory, fingerprint, read_arrays, refuse_overwriting
+from farfield.models.grid_part import domain_parts
+from farfield.prediction.trained import Trained
+from farfield.prediction.writers import Alone, Part, Spread, copy_frame, refuse_pieces, writer
+
+_HDF5 = (".hdf5", ".h5")
+_POINTS = (".npz", ".vtu", ".vtp", ".vtk", ".pvtu")
 
 
-def predict_file(predictor: Predictor, source: str | Path, out: str | Path, steps: int, start: int = 0) -> None:
-    """Predict ``steps`` steps from the states in ``source`` into ``out``, of the same format.
+def predict_file(
+    predictor: Any,
+    source: str | Path,
+    out: str | Path,
+    *,
+    steps: int = 1,
+    start: int = 0,
+    force: bool = False,
+    parts: Spread | None = None,
+) -> str:
+    """Predict from ``source`` into ``out``; returns what was done, in words.
 
-    ``start`` says which of an HDF5 file's states to begin with. Raises ``ValueError`` where the file does not hold
-    what the model needs; ``out`` then stays as it was.
+    ``start`` says which of several states to begin with. Several simulations go into a folder ``out``, but for those of
+    an HDF5 file, which go into one. Raises ``ValueError`` where there is not what the model needs; nothing is written
+    then. With ``parts`` the members of a group share each domain.
     """
     source, out = Path(source), Path(out)
-    if not source.is_file():
+    if not source.exists():
         raise FileNotFoundError(f"no file {source}")
-    if source.suffix not in (".npz", ".hdf5", ".h5") or out.suffix != source.suffix:
-        raise ValueError(
-            f"expected input and output both as .npz (NumPy) or .hdf5 (The Well's layout), got {source.name} and "
-            f"{out.name}"
-        )
-    if source.suffix == ".npz":
-        _predict_npz(predictor, source, out, steps)
+    _check_ending(out, (*_POINTS, *_HDF5, ".pvti", ""))
+    if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"{out} lies in the data that is predicted from: choose another --out")
+    refuse_pieces(out, force)
+    spread = parts or (lambda work: [work(Alone())])
+    told = f"{out}: {steps} {'step' if steps == 1 else 'steps'} predicted"
+    arrays = _state_file(source)
+    if arrays is not None:
+        _check_ending(out, _POINTS)
+        refuse_overwriting([out], force, [source])
+        spread(lambda group: _points(predictor, source, dict(arrays), out, group, steps))
+    elif out.suffix in (*_HDF5, ".pvti"):
+        refuse_overwriting([out], force, [source])
+        if source.suffix not in _HDF5 or not is_the_wells(source):
+            raise ValueError(f"{out.name} is for an input in The Well's layout (.hdf5), got {source.name}")
+        if predictor.spec.kind == "steady":
+            raise ValueError(f"{out.name} is for steps: expected one of {', '.join(_POINTS)} for a steady problem")
+        files = WellFiles([source], Hints().like(predictor.spec, to_predict=True))
+        predictor.spec.require_same(files.spec, "the model")
+        _check_start(files, start)
+        spread(lambda group: _grid(predictor, files, out, group, steps, start))
     else:
-        _predict_hdf5(predictor, source, out, steps, start)
+        data = open_dataset(source, like=predictor.spec, to_predict=True)
+        predictor.spec.require_same(data.spec, "the model")
+        names = _names(data, source, out)
+        refuse_overwriting(names, force, [source])
+        _check_start(data.source, start)
+        for simulation, name in enumerate(names):
+            work = _Simulation(predictor, data, simulation, name, steps, start)
+            spread(work.predict)
+        told = f"{out}: {len(data)} simulation{'s' * (len(data) > 1)} predicted"
+    return told if predictor.spec.kind == "stepping" or arrays is None else f"{out}: predicted"
 
 
-def _predict_npz(predictor: Predictor, source: Path, out: Path, steps: int) -> None:
-    arrays, positions, boundary = read_states(source)
-    predicted = predictor.rollout(arrays, positions, steps, boundary=boundary)
-    written: dict[str, Any] = {"positions": positions, "time": np.arange(steps + 1) * predictor.time_step, **predicted}
-    if boundary is not None:
-        written["boundary"] = boundary
-    with atomic_path(out) as partial, partial.open("wb") as opened:
-        np.savez(opened, **written)
+def _check_ending(out: Path, endings: tuple[str, ...]) -> None:
+    if out.suffix not in endings:
+        raise ValueError(f"expected a name ending in {', '.join(filter(None, endings))} for --out, got {out.name}")
 
 
-def read_states(source: Path) -> tuple[dict[str, NDArray], NDArray, NDArray | None]:
-    """Fields, positions and boundary flags, if there are any, of an .npz file."""
+def _names(data: Dataset, source: Path, out: Path) -> list[Path]:
+    """One file for one simulation, else one each in a folder, named as the files they come from."""
+    if len(data) == 1:
+        _check_ending(out, _POINTS)
+        return [out]
+    if out.suffix:
+        raise ValueError(
+            f"{source} holds {len(data)} simulations, which go into a folder: give one for --out, e.g. "
+            f"{out.with_suffix('')}, got {out}"
+        )
+    paths = getattr(data.source, "paths", [])
+    if len(paths) == len(set(paths)) == len(data) and paths[0].suffix in VTK_ENDINGS:
+        return [out / f"{path.stem}.vtu" for path in paths]
+    return [out / f"simulation_{simulation:04d}.npz" for simulation in range(len(data))]
+
+
+def _check_start(source: Any, start: int) -> None:
+    for simulation in range(len(source)):
+        states = source.states(simulation)
+        if not -states <= start < states:
+            raise ValueError(f"{source.name(simulation)} has {states} states, there is no state {start} to start from")
+
+
+def _state_file(source: Path) -> dict[str, NDArray] | None:
+    """The arrays of an .npz file of points with their fields by name; None of any other file."""
+    if source.suffix != ".npz":
+        return None
     arrays = read_arrays(source)
-    positions, boundary = arrays.pop("positions", None), arrays.pop("boundary", None)
-    if positions is None:
+    if any(name.startswith(("states/", "outputs/")) for name in arrays) or "spacing" in arrays:
+        return None
+    if "positions" not in arrays:
         raise ValueError(f"{source} has no array 'positions', it has {', '.join(arrays) or 'no arrays'}")
     arrays.pop("time", None)  # as in the files written here
-    return arrays, positions, boundary
+    return arrays
 
 
-def _predict_hdf5(predictor: Predictor, source: Path, out: Path, steps: int, start: int) -> None:
-    """The output is the input with its states replaced: dimensions, boundary conditions and constants are kept."""
-    with open_states(predictor, source, start) as (file, centres, fields):
-        cells = tuple(len(axis) for axis in centres)
-        first = {name: dataset[:, start].reshape(len(dataset), -1) for name, dataset in fields.items()}
-        points = np.stack([axis.ravel() for axis in np.meshgrid(*centres, indexing="ij")], axis=-1)
-        predicted = predictor.states(first, points, steps)
-        with atomic_path(out) as partial:
-            copy_frame(predictor, file, partial, steps, start)
-            with h5py.File(partial, "r+") as written:
-                for time, state in enumerate(predicted):
-                    for name, values in state.items():
-                        written["t0_fields"][name][:, time] = _grid(values, cells)
+def _points(predictor: Any, source: Path, arrays: dict[str, NDArray], out: Path, group: Group, steps: int) -> None:
+    spec, positions, boundary = predictor.spec, arrays.pop("positions"), arrays.pop("boundary", None)
+    extent, known = arrays.pop("extent", None), {}
+    for kind, names in (("inputs", tuple(grouped(spec.inputs, spec))), ("parameters", spec.parameters)):
+        called = {name: f"{kind}/{name}" if f"{kind}/{name}" in arrays else name for name in names}
+        known[kind] = {name: arrays.pop(call) for name, call in called.items() if call in arrays}
+    points = predictor.checked_positions(positions)
+    mine = _share(predictor, points, group)
+    part = Part(mine, points[mine], Cloud(points, tuple(np.ptp(points, axis=0))), frozenset(spec.vectors))
+    options = {
+        "boundary": None if boundary is None else boundary[mine],
+        "extent": None if extent is None else tuple(map(float, extent)),
+        "inputs": {name: values[mine] for name, values in known["inputs"].items()},
+        "parameters": {name: float(value) for name, value in known["parameters"].items()},
+        "group": _of_several(group),
+    }
+    kept = {"positions": positions} | ({} if boundary is None else {"boundary": boundary})
+    if spec.kind == "steady":
+        with writer(out, group, part, kept) as write:
+            write.steady(predictor.predict(points[mine], **options))
+        return
+    first = {name: np.take(a, mine, axis=-2 if name in spec.vectors else -1) for name, a in arrays.items() if a.ndim}
+    kept["time"] = np.arange(steps + 1) * predictor.time_step
+    with writer(out, group, part, kept) as write:
+        for state in predictor.states(first, points[mine], steps, **options):
+            write.state(state)
 
 
-@contextmanager
-def open_states(
-    predictor: Predictor, source: Path, start: int, parts: int = 1
-) -> Iterator[tuple[h5py.File, list[NDArray[np.float64]], dict[str, h5py.Dataset]]]:
-    """A file in The Well's layout, open: itself, the cells' centres along each axis, and the model's fields.
-
-    One of so many ``parts`` of a state must fit into memory.
-    """
-    try:
-        file = h5py.File(source, "r")
-    except OSError as error:
-        raise ValueError(f"{source} is truncated, damaged or not HDF5 ({error})") from None
-    with file:
-        try:
-            coordinates = [file["dimensions"][axis] for axis in predictor.axes]
-            fields = {name: file["t0_fields"][name] for name in predictor.fields}
-            simulations = next(iter(fields.values())).shape[:1]
-            needed = 8 * math.prod([*simulations, *(axis.size for axis in coordinates)])
-            check_memory(needed * (len(fields) + len(coordinates)) // parts, f"one state of {source}")
-            centres = [np.asarray(axis, dtype=np.float64) for axis in coordinates]
-        except KeyError as error:
-            raise ValueError(
-                f"{source} is not a file of {predictor.problem} in The Well's layout: expected dimensions/"
-                f"{', '.join(predictor.axes)} and t0_fields/{', '.join(predictor.fields)} ({error.args[0]})"
-            ) from None
-        cells = tuple(len(axis) for axis in centres)
-        for name, dataset in fields.items():
-            if dataset.ndim != 2 + len(cells) or dataset.shape[2:] != cells:
-                raise ValueError(
-                    f"{source}: {name} must have the shape (simulations, states, {', '.join(map(str, cells))}), got "
-                    f"{dataset.shape}"
-                )
-        states = next(iter(fields.values())).shape[1]
-        if not -states <= start < states:
-            raise ValueError(f"{source} has {states} states, there is no state {start} to start from")
-        try:
-            yield file, centres, fields
-        except OSError as error:
-            if "Can't" in str(error) and "read" in str(error):  # HDF5's words
-                raise ValueError(f"{source} is truncated or damaged ({error})") from None
-            raise
+def _grid(predictor: Any, files: WellFiles, out: Path, group: Group, steps: int, start: int) -> None:
+    """An HDF5 file from an HDF5 file: all of its simulations, block by block."""
+    spec, centres = predictor.spec, files.coordinates
+    cells = tuple(map(len, centres))
+    needed = 8 * math.prod(cells) * (len(spec.fields) + len(cells)) // group.size
+    check_memory(needed, f"one state of {files.paths[0]}")
+    group.agree("input", fingerprint(*(axis.tobytes() for axis in centres)))
+    tokens = getattr(predictor.model, "tokens", None)
+    block = split_grid(cells, group.size, 1 if tokens is None else tokens.patch)[group.rank]
+    axes = [axis[cut] for axis, cut in zip(centres, block, strict=True)]
+    points = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=-1)
+    spacing = predictor.spacing
+    origin = tuple(float(axis[0]) - dx / 2 for axis, dx in zip(centres, spacing, strict=True))
+    whole = Cloud(np.zeros((0, len(cells))), files.extent, cells)
+    part = Part(block, points, whole, frozenset(spec.vectors), spacing, origin)
+    alike = not (spec.inputs or spec.parameters)  # then all simulations go through the network together
+    together = [range(len(files))] if alike else [range(i, i + 1) for i in range(len(files))]
+    frame = None if out.suffix == ".pvti" else lambda to: copy_frame(files, to, steps, start, spec.time_step)
+    with writer(out, group, part, {}, frame) as write:
+        for some in together:
+            values = np.concatenate([files.read(i, _only(start), block) for i in some])
+            options = predictor.given(files.inputs(some[0], block), files.parameters(some[0]))
+            options |= {"group": _of_several(group), "extent": files.extent}
+            write.begin(slice(some.start, some.stop))
+            for state in predictor.states(predictor.named(values, spec.fields), points, steps, **options):
+                write.state(state)
 
 
-def copy_frame(predictor: Predictor, file: h5py.File, path: Path, steps: int, start: int) -> None:
-    """A new file with all of an old one but its states, and room for ``steps`` predicted ones."""
-    cells = tuple(len(file["dimensions"][axis]) for axis in predictor.axes)
-    with h5py.File(path, "w") as written:
-        for name, value in file.attrs.items():
-            written.attrs[name] = value
-        for name in file:
-            if name not in ("t0_fields", "dimensions"):
-                file.copy(name, written)
-        _copy_all_but(file["dimensions"], written.create_group("dimensions"), {"time"})
-        _copy_all_but(file["t0_fields"], written.create_group("t0_fields"), set(predictor.fields))
-        begin = float(np.asarray(file["dimensions"]["time"])[start]) if "time" in file["dimensions"] else 0.0
-        times = written["dimensions"].create_dataset(
-            "time", data=(begin + np.arange(steps + 1) * predictor.time_step).astype(np.float32)
-        )
-        times.attrs.update({"sample_varying": False, "time_varying": False})
-        for name in predictor.fields:
-            dataset = file["t0_fields"][name]
-            shape = (len(dataset), steps + 1, *cells)
-            made = written["t0_fields"].create_dataset(name, shape, np.float32, chunks=(1, 1, *cells))
-            made.attrs.update(dict(dataset.attrs))
+def _only(state: int) -> slice:
+    return slice(state, None if state == -1 else state + 1)
 
 
-def _grid(values: NDArray, cells: tuple[int, ...]) -> NDArray[np.float32]:
-    return values.reshape(-1, *cells).astype(np.float32)
+class _Simulation:
+    """One simulation of own data, and the file that its prediction goes to."""
+
+    def __init__(self, predictor: Any, data: Dataset, simulation: int, out: Path, steps: int, start: int):
+        self.predictor, self.out, self.steps = predictor, out, steps
+        source = data.source
+        self.cloud = source.cloud(simulation)
+        self.given = predictor.given(source.inputs(simulation), source.parameters(simulation))
+        self.state = predictor.named(source.read(simulation, _only(start))[0], predictor.fields)
+        paths = getattr(source, "paths", [])
+        self.mesh = paths[simulation] if paths and paths[simulation].suffix in VTK_ENDINGS else None
+
+    def predict(self, group: Group) -> None:
+        predictor, points = self.predictor, self.cloud.points
+        mine = _share(predictor, points, group)
+        part = Part(mine, points[mine], self.cloud, frozenset(predictor.spec.vectors), mesh=self.mesh)
+        options = {
+            "extent": self.cloud.extent,
+            "boundary": None if self.cloud.flags is None else self.cloud.flags[mine],
+            "inputs": {name: values[mine] for name, values in self.given["inputs"].items()},
+            "parameters": self.given["parameters"],
+            "group": _of_several(group),
+        }
+        kept = {"positions": points}
+        if predictor.spec.kind == "stepping":
+            kept["time"] = np.arange(self.steps + 1) * predictor.time_step
+        with writer(self.out, group, part, kept) as write:
+            if predictor.spec.kind == "steady":
+                write.steady(predictor.predict(points[mine], **options))
+                return
+            state = {name: values[mine] for name, values in self.state.items()}
+            for later in predictor.states(state, points[mine], self.steps, **options):
+                write.state(later)
 
 
-def _copy_all_but(source: h5py.Group, target: h5py.Group, left_out: set[str]) -> None:
-    for name, value in source.attrs.items():
-        target.attrs[name] = value
-    for name in source:
-        if name not in left_out:
-            source.copy(name, target)
+def _share(predictor: Trained, points: NDArray[np.float64], group: Group) -> NDArray[np.int64]:
+    """The points of this member."""
+    if group.size == 1:
+        return np.arange(len(points))
+    group.agree("input", fingerprint(points.tobytes()))
+    where = torch.from_numpy(points * np.asarray(predictor.position_scale))
+    return domain_parts(predictor.model, where, group.size)[group.rank]
+
+
+def _of_several(group: Group) -> Group | None:
+    """What the network is told: one that has a domain for itself need not ask others."""
+    return None if group.size == 1 else group

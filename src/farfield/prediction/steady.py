@@ -41,7 +41,7 @@ class SteadyPredictor(Trained):
             extent: of a periodic domain, its length along each axis.
             group: the members that share the domain; positions and inputs are then this one's part of it.
         """
-        points = self._positions(positions, group)
+        points = self.checked_positions(positions, group)
         features = self._standing(points, boundary, inputs, group)[None]
         mean, std = self._state
         out = self._network(points, extent, group)(features, self._conditions(parameters, 1)).double() * std + mean

@@ -101,7 +101,7 @@ class Predictor(Trained):
             inputs = {
                 name: np.asarray(a).reshape(len(positions), *self._tail(name)) for name, a in (inputs or {}).items()
             }
-        points = self._positions(positions, group)
+        points = self.checked_positions(positions, group)
         state, given, dtype = self._columns(fields, self.fields, len(points))
         shape = given if shape is None else shape
         step = self.on(points, boundary, inputs=inputs, parameters=parameters, extent=extent, group=group)
@@ -133,7 +133,7 @@ class Predictor(Trained):
         States are float64, so that their small changes keep the network's precision. Nothing is checked: a diverging
         prediction goes on.
         """
-        points = self._positions(positions, group)
+        points = self.checked_positions(positions, group)
         network = self._network(points, extent, group)
         standing = self._standing(points, boundary, inputs, group)
         conditions = self._conditions(parameters, 1)

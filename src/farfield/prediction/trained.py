@@ -138,7 +138,8 @@ class Trained:
             features, where, **(options if conditions is None else {"conditions": conditions, **options})
         )
 
-    def _positions(self, positions: ArrayLike, group: Group | None = None) -> NDArray[np.float64]:
+    def checked_positions(self, positions: ArrayLike, group: Group | None = None) -> NDArray[np.float64]:
+        """Positions as (N, P), or an error that says what is wrong with them."""
         points = _numbers(positions, "positions")
         if points.ndim == 1 and len(self.axes) == 1:
             points = points[:, None]
@@ -243,13 +244,20 @@ class Trained:
         return torch.from_numpy(np.concatenate(columns, axis=-1)), shape, dtype
 
     def _named(self, state: Tensor, shape: tuple[int, ...], dtype: np.dtype) -> dict[str, NDArray]:
-        values = state.cpu().numpy()
+        return self.named(state.cpu().numpy().reshape(*shape, len(self.fields)).astype(dtype), self.fields)
+
+    def named(self, values: NDArray, channels: tuple[str, ...]) -> dict[str, NDArray]:
+        """Channels (..., C) by the names that a user knows."""
         found = {}
-        for name, parts in grouped(self.fields, self.spec).items():
-            index = [self.fields.index(part) for part in parts]
-            chosen = values[..., index].reshape(*shape, len(parts)).astype(dtype)
+        for name, parts in grouped(channels, self.spec).items():
+            chosen = values[..., [channels.index(part) for part in parts]]
             found[name] = chosen if name in self.spec.vectors else chosen[..., 0]
         return found
+
+    def given(self, inputs: NDArray, parameters: NDArray) -> dict[str, Any]:
+        """Inputs (N, I) and parameters (K,) of a simulation, as they are taken here."""
+        numbers = dict(zip(self.spec.parameters, parameters.tolist(), strict=True))
+        return {"inputs": self.named(inputs, self.spec.inputs), "parameters": numbers}
 
 
 def extremes(points: NDArray[np.float64], group: Group | None = None) -> tuple[NDArray, NDArray]:

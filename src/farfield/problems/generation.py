@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 from rich.console import Console
 
 from farfield.data.domain import Domain
+from farfield.data.generated import open_split, scale_text, split_path
 from farfield.data.spec import SampleSpec
 from farfield.data.standardise import Statistics, compute_statistics, read_statistics, write_statistics
-from farfield.data.the_well import open_split, scale_text, split_path
 from farfield.data.write import write_split
 from farfield.files import atomic_path, atomic_write_text, locked, modern, read_mapping
 from farfield.problems.share import PARTS, WHOLE, Share

@@ -11,7 +11,7 @@ from farfield.data.spec import SampleSpec
 from farfield.evaluation.evaluate import Amount, Subject
 from farfield.files import write_table
 from farfield.models.config import EncodingName
-from farfield.problems.problem import Problem, require
+from farfield.problems.problem import Problem, predict_states
 from farfield.report.saved import Presentation
 from farfield.runs.config import OwnRun, RunConfig
 from farfield.runs.run import Run
@@ -78,12 +78,7 @@ class OwnProblem(Problem):
         write_table(run.folder / "finetune.csv", columns, rows)
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
-        assert self.spec is not None
-        require(run, options, "input", "data", ("parts", *(("steps", "start") if self.spec.kind == "stepping" else ())))
-        from farfield.prediction.own_files import predict_dataset
-
-        given = dict(options)
-        return predict_dataset(self.predictor(run, device), given.pop("input"), out, **given)
+        return predict_states(self, run, options, out, device)
 
 
 def default_run(

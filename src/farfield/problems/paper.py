@@ -7,7 +7,7 @@ from typing import Any
 from farfield.models.config import EncodingConfig, EncodingName, ModelConfig
 from farfield.runs.config import SteppingRun, TrainingConfig
 
-# The paper's appendix "Training setup", the same for all cases but for epochs and batches.
+# The paper's appendix "Training setup", the same for all problems but for epochs and batches.
 PAPER_TRAINING: dict[str, Any] = {
     "optimiser": "lion",
     "learning_rate": 5e-5,

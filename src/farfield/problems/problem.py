@@ -23,7 +23,6 @@ from rich.console import Console
 
 from farfield.data.spec import SampleSpec
 from farfield.evaluation.evaluate import Amount, Subject
-from farfield.files import refuse_overwriting
 from farfield.models.config import EncodingName
 from farfield.problems.share import WHOLE, Share
 from farfield.report.saved import Presentation
@@ -171,16 +170,14 @@ class SteppingProblem(Problem):
         return generated_subject(run, folder_of(run, data), device)
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
-        require(run, options, "input", "states", ("steps", "start", "parts"))
-        from farfield.prediction.files import predict_file
-        from farfield.prediction.spread import predict_file_spread, refuse_pieces
+        return predict_states(self, run, options, out, device)
 
-        refuse_overwriting([out], options.get("force", False), [options["input"]])
-        refuse_pieces(out, options.get("force", False))
-        steps, start = options.get("steps", 1), options.get("start", 0)
-        given = (self.predictor(run, device), options["input"], out)
-        if "parts" in options:
-            predict_file_spread(*given, options["parts"], steps=steps, start=start)
-        else:
-            predict_file(*given, steps, start)
-        return f"{out}: {steps} {'step' if steps == 1 else 'steps'} predicted"
+
+def predict_states(problem: Problem, run: Run, options: Mapping[str, Any], out: Path, device: Device) -> str:
+    """``farfield predict`` of what is given as states, or as the inputs of a steady problem."""
+    spec = SampleSpec.model_validate(run.dataset()["spec"])
+    require(run, options, "input", "data", ("parts", *(("steps", "start") if spec.kind == "stepping" else ())))
+    from farfield.prediction.files import predict_file
+
+    others = {name: value for name, value in options.items() if name != "input"}
+    return predict_file(problem.predictor(run, device), options["input"], out, **others)

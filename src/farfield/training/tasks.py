@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from farfield.data.check import check_source
 from farfield.data.dataset import Dataset
+from farfield.data.generated import open_split
 from farfield.data.opening import open_dataset
 from farfield.data.samples import Group, Samples, collate
 from farfield.data.source import Selection, Source
 from farfield.data.spec import SampleSpec
 from farfield.data.standardise import STATISTICS, Described, described_statistics, read_statistics
-from farfield.data.the_well import SplitSource, open_split
 from farfield.models.for_data import build_network
 from farfield.runs.config import OwnRun, SteppingRun
 from farfield.runs.run import Run
@@ -33,10 +33,10 @@ def generated_task(config: SteppingRun) -> Task:
         raise ValueError(f"{config.dataset} is a dataset of {train.spec.problem}, the run is for {config.problem}")
     for split in (train, validation):
         split.preload()
-        check_source(SplitSource(split), {})
+        check_source(split, {})
     statistics = described_statistics(read_statistics(config.dataset), train.spec.fields)
     described = {"spec": train.spec.model_dump(mode="json"), **statistics, "cells": list(train.domain.cells)}
-    return _task(config, SplitSource(train), SplitSource(validation), train.spec, statistics, described)
+    return _task(config, train, validation, train.spec, statistics, described)
 
 
 def own_task(config: OwnRun, data: Dataset | None = None) -> Task:

@@ -17,7 +17,7 @@ from rich.console import Console
 from farfield.attention import Group
 from farfield.data.vtk import write_vtk
 from farfield.files import atomic_path, fingerprint, read_arrays, refuse_overwriting, write_table
-from farfield.prediction.spread import Spread, all_can_write, join_meshes, pieces_folder, refuse_pieces
+from farfield.prediction.writers import Spread, all_can_write, join_meshes, pieces_folder, refuse_pieces
 from farfield.problems.urban_wind.footprints import LocalFrame
 from farfield.problems.urban_wind.formats import Buildings, read_buildings
 from farfield.problems.urban_wind.inflow_profiles import REFERENCE_HEIGHT, REFERENCE_SPEED, speed_ratio

@@ -1,12 +1,11 @@
-"""Predictions of one domain by a group: each member reads its part of the input, steps it on and writes its part.
+"""What writes predictions, by the ending of a name; a domain may be written by the members of a group, part by part.
 
-Points are cut by recursive bisection, balanced by predicted cost; the grid of an HDF5 file into blocks, so that parts
-are slices of it. States stay with their members over all steps. What is written appears under its name at the end,
-when every member has done its part:
+    .npz                positions and fields by name, of steps (steps + 1, ...); collected by the first member
+    .vtu, .vtp, .vtk    fields on the mesh that was given, or at points; of steps, the last state
+    .hdf5               The Well's layout, written slice by slice, in turn
+    .pvtu, .pvti        one piece per member in a folder of the same name, for ParaView; of steps, the last state
 
-    .npz            collected by the first member: for what one memory holds
-    .hdf5           one file, written slice by slice, in turn
-    .pvtu, .pvti    one piece per member in a folder of the same name, for ParaView; of steps, the last state
+What is written appears under its name at the end, when every member has done its part.
 """
 
 from __future__ import annotations
@@ -16,34 +15,44 @@ import re
 import shutil
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from farfield.attention import Group
-from farfield.attention.bisection import split_grid
 from farfield.data.source import Cloud
-from farfield.files import atomic_path, atomic_write_text, fingerprint
-from farfield.models.grid_part import domain_parts
-from farfield.prediction.files import copy_frame, open_states, read_states
-from farfield.prediction.stepping import Predictor
-from farfield.prediction.trained import Trained
+from farfield.data.the_well import WellFiles
+from farfield.files import atomic_path, atomic_write_text
 from farfield.processes import undoing
-
-PIECES = (".pvtu", ".pvti")
-PIECE = re.compile(r"\d+\.vt[ui]")
 
 if TYPE_CHECKING:
     import pyvista as pv
 
+PIECES = (".pvtu", ".pvti")
+PIECE = re.compile(r"\d+\.vt[ui]")
 Spread = Callable[[Callable[[Group], Any]], list[Any]]
 """Runs the members of a group that are in this process: ``InTurn(n).run``, or one for a group of processes."""
+
+
+class Alone(Group):
+    """A group of one, which waits for nobody."""
+
+    rank, size = 0, 1
+
+    def exchange(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        return rows
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def maximum(self, values: Tensor) -> Tensor:
+        return values
 
 
 @dataclass(frozen=True)
@@ -58,106 +67,8 @@ class Part:
     """Fields whose arrays have their components last."""
     spacing: tuple[float, ...] = ()
     origin: tuple[float, ...] = ()
-
-
-def predict_file_spread(
-    predictor: Predictor, source: Path, out: Path, spread: Spread, *, steps: int = 1, start: int = 0
-) -> None:
-    """:func:`farfield.prediction.files.predict_file` by the members of a group."""
-    grid = source.suffix in (".hdf5", ".h5")
-    allowed = [source.suffix, ".pvtu", *([".pvti"] if grid else [])]
-    if source.suffix not in (".npz", ".hdf5", ".h5") or out.suffix not in allowed:
-        raise ValueError(
-            f"expected states as .npz or .hdf5 and --out as {', '.join(allowed)}, got {source.name} and {out.name}"
-        )
-    spread(lambda group: (_grid if grid else _points)(predictor, source, out, group, steps, start))
-
-
-def refuse_pieces(out: Path, force: bool) -> None:
-    """Refuse to replace the folder of pieces beside ``out`` unless forced to, and any other folder of its name."""
-    folder = out.with_suffix("")
-    if out.suffix not in PIECES or not folder.exists():
-        return
-    if not folder.is_dir() or not all(PIECE.fullmatch(path.name) for path in folder.iterdir()):
-        raise ValueError(f"{folder}, where the pieces of {out.name} go, holds other things: choose another --out")
-    if not force:
-        raise ValueError(f"{folder} exists: choose another --out, or overwrite with --force")
-
-
-def _points(predictor: Predictor, source: Path, out: Path, group: Group, steps: int, start: int) -> None:
-    arrays, positions, boundary = read_states(source)
-    points = predictor._positions(positions)
-    group.agree("input", fingerprint(points.tobytes()))
-    mine = parts_of(predictor, points, group)
-    flags = None if boundary is None else boundary[mine]
-    vectors = frozenset(predictor.spec.vectors)
-    first = {name: _chosen(values, mine, name in vectors) for name, values in arrays.items()}
-    part = Part(mine, points[mine], Cloud(points, tuple(np.ptp(points, axis=0))), vectors)
-    kept = {"positions": positions, "time": np.arange(steps + 1) * predictor.time_step}
-    kept |= {} if boundary is None else {"boundary": boundary}
-    with writer(out, group, part, kept) as write:
-        for state in predictor.states(first, points[mine], steps, boundary=flags, group=group):
-            write.state(state)
-
-
-def _grid(predictor: Predictor, source: Path, out: Path, group: Group, steps: int, start: int) -> None:
-    with open_states(predictor, source, start, group.size) as (file, centres, datasets):
-        group.agree("input", fingerprint(*(axis.tobytes() for axis in centres)))
-        cells = tuple(len(axis) for axis in centres)
-        tokens = getattr(predictor.model, "tokens", None)
-        block = split_grid(cells, group.size, 1 if tokens is None else tokens.patch)[group.rank]
-        axes = [axis[cut] for axis, cut in zip(centres, block, strict=True)]
-        points = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=-1)
-        first = {name: found[(slice(None), start, *block)].reshape(len(found), -1) for name, found in datasets.items()}
-        spacing = predictor.spacing
-        origin = tuple(float(axis[0]) - dx / 2 for axis, dx in zip(centres, spacing, strict=True))
-        whole = Cloud(np.zeros((0, len(cells))), (), cells)
-        part = Part(block, points, whole, frozenset(predictor.spec.vectors), spacing, origin)
-        frame = None if out.suffix.startswith(".pv") else lambda to: copy_frame(predictor, file, to, steps, start)
-        with writer(out, group, part, {}, frame) as write:
-            for state in predictor.states(first, points, steps, group=group):
-                write.state(state)
-
-
-def predict_simulation(
-    predictor: Any,
-    cloud: Cloud,
-    group: Group,
-    *,
-    state: Mapping[str, NDArray] | None,
-    out: Path,
-    inputs: Mapping[str, NDArray],
-    parameters: Mapping[str, float],
-    steps: int,
-) -> None:
-    """One simulation of a user's data by the members of a group: steps from a state, or, without one, steady fields."""
-    group.agree("input", fingerprint(cloud.points.tobytes()))
-    mine, points = parts_of(predictor, cloud.points, group), cloud.points
-    options = {
-        "extent": cloud.extent,
-        "boundary": None if cloud.flags is None else cloud.flags[mine],
-        "inputs": {name: values[mine] for name, values in inputs.items()},
-        "parameters": parameters,
-        "group": group,
-    }
-    part = Part(mine, points[mine], cloud, frozenset(predictor.spec.vectors))
-    with writer(out, group, part, {}) as write:
-        if state is None:
-            write.state(predictor.predict(points[mine], **options))
-            write.stacked = False
-            return
-        for later in predictor.states({name: v[mine] for name, v in state.items()}, points[mine], steps, **options):
-            write.state(later)
-
-
-def _chosen(values: NDArray, index: NDArray[np.int64], vector: bool) -> NDArray:
-    return np.take(values, index, axis=-2 if vector else -1)
-
-
-def parts_of(predictor: Trained, points: NDArray[np.float64], group: Group) -> NDArray[np.int64]:
-    """The points of this member."""
-    where = torch.from_numpy(points * np.asarray(predictor.position_scale))
-    return domain_parts(predictor.model, where, group.size)[group.rank]
+    mesh: Path | None = None
+    """Of VTK's files, the one whose points or cells these are."""
 
 
 class Writer(ABC):
@@ -167,6 +78,16 @@ class Writer(ABC):
 
     def __init__(self, out: Path, group: Group, part: Part):
         self.out, self.group, self.part, self.time = out, group, part, 0
+        self.simulations = slice(None)
+
+    def begin(self, simulations: slice) -> None:
+        """The next states are those of these simulations."""
+        self.simulations, self.time = simulations, 0
+
+    def steady(self, fields: Mapping[str, NDArray]) -> None:
+        """Fields that are no steps: all there is."""
+        self.stacked = False
+        self.state(fields)
 
     def state(self, fields: Mapping[str, NDArray]) -> None:
         """The next state: arrays (N,) or (B, N) of this member's points, vectors with their components last."""
@@ -201,11 +122,10 @@ class _Npz(Writer):
         if self.group.rank > 0:
             return
         back = np.argsort(np.concatenate([index for index, _ in parts]))
-        whole: dict[str, Any] = {"positions": self.part.whole.points, **self.kept}
+        whole: dict[str, Any] = dict(self.kept)
         for name in mine:
-            vector = name in self.part.vectors
-            joined = np.concatenate([found[name] for _, found in parts], axis=-2 if vector else -1)
-            whole[name] = _chosen(joined, back, vector)
+            axis = -2 if name in self.part.vectors else -1
+            whole[name] = np.take(np.concatenate([found[name] for _, found in parts], axis=axis), back, axis=axis)
         with atomic_path(self.out) as partial, partial.open("wb") as file:
             np.savez(file, **whole)
 
@@ -224,8 +144,10 @@ class _Hdf5(Writer):
             if turn == self.group.rank and len(self.part.positions):
                 with h5py.File(self.path, "r+") as file:
                     for name, values in fields.items():
-                        to = (slice(None), self.time, *block)
-                        file["t0_fields"][name][to] = values.reshape(-1, *shape).astype(np.float32)
+                        dataset = next(file[group][name] for group in file if name in file[group])
+                        to = (self.simulations, self.time, *block)
+                        count = len(range(*self.simulations.indices(len(dataset))))
+                        dataset[to] = values.reshape(count, *shape, *dataset.shape[2 + len(shape) :])
             self.group.gather("written")
 
     def finish(self) -> None:
@@ -234,27 +156,52 @@ class _Hdf5(Writer):
             self.path.replace(self.out)
 
 
-class _Pieces(Writer):
-    """A piece of VTK's per member, and one file that lists them."""
+class _Mesh(Writer):
+    """One file of VTK's: the mesh that was given, or points."""
 
-    def __init__(self, out: Path, group: Group, part: Part, folder: Path):
+    def __init__(self, out: Path, group: Group, part: Part):
         super().__init__(out, group, part)
-        self.folder, self.last = folder, {}  # type: ignore[var-annotated]
+        self.last: dict[str, NDArray] = {}
 
     def write(self, fields: Mapping[str, NDArray]) -> None:
         name, values = next(iter(fields.items()))
         states = values.shape[: values.ndim - (2 if name in self.part.vectors else 1)]
-        if int(np.prod(states)) != 1:
+        if self.simulations.start or int(np.prod(states)) != 1:
             raise ValueError(f"{self.out.suffix} holds one simulation: take .npz or .hdf5 for several")
         self.last = dict(fields)
 
-    def finish(self) -> None:
-        from farfield.data.vtk_pieces import image_piece, index_text, points_mesh
-
+    def flat(self) -> dict[str, NDArray[np.float32]]:
+        """The last state, (N, components)."""
         count = len(self.part.positions)
-        fields = {name: np.asarray(v, np.float32).reshape(count, -1) for name, v in self.last.items()}
+        return {name: np.asarray(values, np.float32).reshape(count, -1) for name, values in self.last.items()}
+
+    def finish(self) -> None:
+        from farfield.data.vtk import on_mesh, points_mesh, write_vtk
+        from farfield.data.vtk_files import first_mesh
+
+        if self.group.size > 1:
+            raise ValueError(f"{self.out.suffix} is written by one process: take .pvtu for several")
+        if self.part.mesh is None:
+            mesh = points_mesh(self.out, self.part.positions, self.flat())
+        else:
+            mesh = on_mesh(self.out, first_mesh(self.part.mesh), self.flat())
+        write_vtk(self.out, mesh)
+
+
+class _Pieces(_Mesh):
+    """A piece of VTK's per member, and one file that lists them."""
+
+    def __init__(self, out: Path, group: Group, part: Part, folder: Path):
+        super().__init__(out, group, part)
+        self.folder = folder
+
+    def finish(self) -> None:
+        from farfield.data.vtk import points_mesh
+        from farfield.data.vtk_pieces import image_piece, index_text
+
+        count, fields = len(self.part.positions), self.flat()
         if self.out.suffix == ".pvtu":
-            mesh = points_mesh(self.part.positions, fields) if count else None
+            mesh = points_mesh(self.out, self.part.positions, fields) if count else None
             join_meshes(self.out, self.group, self.folder, mesh)
             return
         name, extent = f"{self.group.rank}.vti", None
@@ -288,6 +235,46 @@ def _join(out: Path, folder: Path, index: str) -> None:
     atomic_write_text(out, index)
 
 
+def copy_frame(files: WellFiles, path: Path, steps: int, start: int, time_step: float) -> None:
+    """A new file with all of an old one but its states, and room for ``steps`` predicted ones after that at ``start``.
+
+    Its dimensions, boundary conditions and constants are kept.
+    """
+    predicted = {(field.group, field.name) for field in files.predicted}
+    with h5py.File(files.paths[0], "r") as file, h5py.File(path, "w") as written:
+        written.attrs.update(dict(file.attrs))
+        for group in file:
+            if not isinstance(file[group], h5py.Group):
+                file.copy(group, written)
+                continue
+            target = written.create_group(group)
+            target.attrs.update(dict(file[group].attrs))
+            for name in file[group]:
+                if (group, name) in predicted:
+                    old = file[group][name]
+                    shape = (len(old), steps + 1, *old.shape[2:])
+                    made = target.create_dataset(name, shape, np.float32, chunks=(1, 1, *old.shape[2:]))
+                    made.attrs.update(dict(old.attrs))
+                elif (group, name) != ("dimensions", "time"):
+                    file[group].copy(name, target)
+        known = "time" in file["dimensions"]
+        begin = float(np.ravel(file["dimensions/time"])[start]) if known else 0.0
+        times = begin + np.arange(steps + 1) * time_step
+        made = written["dimensions"].create_dataset("time", data=times.astype(np.float32))
+        made.attrs.update({"sample_varying": False, "time_varying": False})
+
+
+def refuse_pieces(out: Path, force: bool) -> None:
+    """Refuse to replace the folder of pieces beside ``out`` unless forced to, and any other folder of its name."""
+    folder = out.with_suffix("")
+    if out.suffix not in PIECES or not folder.exists():
+        return
+    if not folder.is_dir() or not all(PIECE.fullmatch(path.name) for path in folder.iterdir()):
+        raise ValueError(f"{folder}, where the pieces of {out.name} go, holds other things: choose another --out")
+    if not force:
+        raise ValueError(f"{folder} exists: choose another --out, or overwrite with --force")
+
+
 @contextlib.contextmanager
 def writer(
     out: Path,
@@ -304,12 +291,11 @@ def writer(
             pieces.finish()
         return
     all_can_write(group, out.parent)
-    if out.suffix == ".npz":
-        collected = _Npz(out, group, part, kept)
-        yield collected
-        collected.finish()
+    if frame is None:
+        whole: Writer = _Npz(out, group, part, kept) if out.suffix == ".npz" else _Mesh(out, group, part)
+        yield whole
+        whole.finish()
         return
-    assert frame is not None
     partial = out.with_name(f".{out.name}.{group.gather(uuid.uuid4().hex[:8])[0]}.partial")
     with _removed(group, partial):
         if group.rank == 0:
