@@ -140,8 +140,8 @@ def predict(
 
     `farfield predict --model swe-laape --input state.npz --out next.npz --steps 10`
 
-    **A model of your own data** starts from the kind of file it was trained on, with one state, or the inputs of a steady
-    problem; a mesh comes back with the fields on it:
+    **A model of your own data** starts from a file like those it was trained on, with one state, or a steady problem's
+    inputs; a mesh comes back with the fields on it:
 
     `farfield predict --model runs/mine --input large.vtu --out predicted.vtu`
 

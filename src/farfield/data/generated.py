@@ -72,6 +72,10 @@ class Split(WellFiles):
                 f"'farfield' ({error}). Make it with `farfield generate`"
             ) from error
 
+    @staticmethod
+    def _check_grid(layout: Any) -> None:
+        """Below, against what the header says."""
+
     def _check_extent(self) -> None:
         """The domain is told three times: by its extent, by scale and spacing, and by the coordinates of its cells."""
         spec, extent = self.spec, self.domain.extent

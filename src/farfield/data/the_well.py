@@ -101,7 +101,7 @@ class WellFiles:
             told = ", ".join(f"{name} = {value:g}" for name, value in same.items())
             self.notes.append(f"the same in every simulation, so nothing is learned from it: {told}")
         for layout in self._layouts:
-            _check_grid(layout)
+            self._check_grid(layout)
         self._clouds: dict[int, Cloud] = {}  # made when they are asked for: a part of a large grid needs no more
         spacing = tuple(float(np.median(np.diff(c))) for c in first.coordinates)
         fields, units, vectors = self._channels(self.predicted, first, hints)
@@ -122,6 +122,18 @@ class WellFiles:
         self._open: dict[int, h5py.File] = {}
         self._owner = os.getpid()
         self._in_memory: dict[tuple[int, str], NDArray[np.float32]] = {}
+
+    @staticmethod
+    def _check_grid(layout: _Layout) -> None:
+        if layout.grid_type != "cartesian":
+            raise ValueError(f"{layout.path} has a {layout.grid_type} grid: only cartesian ones are read")
+        for axis, values in zip(layout.axes, layout.coordinates, strict=True):
+            steps = np.diff(values)
+            if len(values) < 2 or (steps <= 0).any():
+                raise ValueError(
+                    f"{layout.path}: expected at least two rising coordinates along {axis}, got {len(values)}"
+                    + ("" if len(values) < 2 else ", not rising")
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": {}}
@@ -266,7 +278,7 @@ def _layout(path: Path, remedy: str = "") -> _Layout:
                 if group in file
                 for name in _names(file[group])
             ]
-            coordinates = tuple(_coordinates(dimensions[axis], axis) for axis in axes)
+            coordinates = tuple(_coordinates(dimensions[axis], f"{axis} of {path}") for axis in axes)
             times = np.asarray(dimensions["time"], dtype=np.float64) if "time" in dimensions else None
             if times is not None and times.ndim > 1:
                 times = times[0]
@@ -368,18 +380,6 @@ def _compare(first: _Layout, other: _Layout) -> None:
     for name, unit in first.units.items():
         if other.units.get(name, unit) != unit:
             raise ValueError(f"field {name} is in {other.units[name]} in {other.path}, in {unit} in {first.path}")
-
-
-def _check_grid(layout: _Layout) -> None:
-    if layout.grid_type != "cartesian":
-        raise ValueError(f"{layout.path} has a {layout.grid_type} grid: only cartesian ones are read")
-    for axis, values in zip(layout.axes, layout.coordinates, strict=True):
-        steps = np.diff(values)
-        if len(values) < 2 or (steps <= 0).any():
-            raise ValueError(
-                f"{layout.path}: expected at least two rising coordinates along {axis}, got {len(values)}"
-                + ("" if len(values) < 2 else ", not rising")
-            )
 
 
 def _roles(fields: Sequence[_Field], hints: Hints, steady: bool, path: Path) -> tuple[list[_Field], list[_Field]]:

@@ -144,9 +144,9 @@ def _points(predictor: Any, source: Path, arrays: dict[str, NDArray], out: Path,
     mine = _share(predictor, points, group)
     part = Part(mine, points[mine], Cloud(points, tuple(np.ptp(points, axis=0))), frozenset(spec.vectors))
     options = {
-        "boundary": None if boundary is None else boundary[mine],
+        "boundary": None if boundary is None else _of(boundary, mine, len(points)),
         "extent": None if extent is None else tuple(map(float, extent)),
-        "inputs": {name: values[mine] for name, values in known["inputs"].items()},
+        "inputs": {name: _of(values, mine, len(points)) for name, values in known["inputs"].items()},
         "parameters": {name: float(value) for name, value in known["parameters"].items()},
         "group": _of_several(group),
     }
@@ -155,7 +155,8 @@ def _points(predictor: Any, source: Path, arrays: dict[str, NDArray], out: Path,
         with writer(out, group, part, kept) as write:
             write.steady(predictor.predict(points[mine], **options))
         return
-    first = {name: np.take(a, mine, axis=-2 if name in spec.vectors else -1) for name, a in arrays.items() if a.ndim}
+    axes = {name: -2 if name in spec.vectors else -1 for name in arrays}
+    first = {name: _of(values, mine, len(points), axes[name]) for name, values in arrays.items()}
     kept["time"] = np.arange(steps + 1) * predictor.time_step
     with writer(out, group, part, kept) as write:
         for state in predictor.states(first, points[mine], steps, **options):
@@ -188,6 +189,12 @@ def _grid(predictor: Any, files: WellFiles, out: Path, group: Group, steps: int,
             write.begin(slice(some.start, some.stop))
             for state in predictor.states(predictor.named(values, spec.fields), points, steps, **options):
                 write.state(state)
+
+
+def _of(values: NDArray, mine: NDArray[np.int64], points: int, axis: int = 0) -> NDArray:
+    """A member's part of an array; all of one of another length, for the predictor says what is wrong with it."""
+    fits = values.ndim >= abs(axis) and values.ndim > 0 and values.shape[axis] == points
+    return np.take(values, mine, axis=axis) if fits else values
 
 
 def _only(state: int) -> slice:

@@ -28,7 +28,7 @@ from torch import Tensor
 from farfield.attention import Group
 from farfield.data.source import Cloud
 from farfield.data.the_well import WellFiles
-from farfield.files import atomic_path, atomic_write_text
+from farfield.files import atomic_path, atomic_write_text, make_folder
 from farfield.processes import undoing
 
 if TYPE_CHECKING:
@@ -290,7 +290,8 @@ def writer(
             yield pieces
             pieces.finish()
         return
-    all_can_write(group, out.parent)
+    if group.size > 1:
+        all_can_write(group, out.parent)
     if frame is None:
         whole: Writer = _Npz(out, group, part, kept) if out.suffix == ".npz" else _Mesh(out, group, part)
         yield whole
@@ -299,6 +300,7 @@ def writer(
     partial = out.with_name(f".{out.name}.{group.gather(uuid.uuid4().hex[:8])[0]}.partial")
     with _removed(group, partial):
         if group.rank == 0:
+            make_folder(out.parent)
             frame(partial)
         group.gather("the file is there")
         slices = _Hdf5(out, group, part, partial)
