@@ -1,6 +1,8 @@
 """Attention over the members of a group equals attention in one; members take turns here, processes have a test of
 their own (tests/test_processes.py)."""
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -8,8 +10,9 @@ from hypothesis import strategies as st
 from strategies import make_encoding
 
 import farfield as ff
-from farfield.attention import InTurn, local_attention, plan_attention
+from farfield.attention import InTurn, functional, local_attention, plan_attention, sharded
 from farfield.attention.bisection import split_points
+from farfield.attention.group import _Member
 from farfield.attention.plan import typical_reach
 
 LOOSE, TIGHT = 1e-4, 1e-7  # tolerances: what is dropped is seen with the one, gradients to 1e-5 with the other
@@ -82,9 +85,47 @@ def problems(draw):
     return problem, {"period": [width * 1.1, *[None] * (space_dim - 1)]} if periodic else {}
 
 
-@given(problems(), st.integers(1, 4), st.booleans(), st.sampled_from([LOOSE, TIGHT]))
+@contextlib.contextmanager
+def overlapping():
+    """Members in turn that serve what they can before the keys of the others arrive, as processes do. None may look at
+    these before: they are NaN until the exchange is finished. What happens is noted."""
+    noted = []
+
+    def begin_exchange(group, rows, send, receive):
+        real = group.exchange(rows, send, receive)
+        out = torch.full_like(real, torch.nan)
+        noted.append("begun")
+
+        def finish():
+            noted.append("arrived")
+            out.data.copy_(real)  # as a network card would: autograd does not see it
+
+        return out, finish
+
+    def noting(problem, plan, serve=functional.tiled):
+        noted.append("tiles")
+        return serve(problem, plan)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Member, "overlaps", True)
+        patch.setattr(_Member, "begin_exchange", begin_exchange)
+        patch.setattr(sharded, "_WORTH_OVERLAP", 0.0)
+        patch.setattr(functional, "tiled", noting)
+        yield noted
+
+
+def test_tiles_are_served_while_keys_are_under_way():
+    points = torch.rand(2000, 2, dtype=torch.float64) * 3000
+    parts = split_points(points, 2)
+    with overlapping() as noted:
+        assert_equal_to_one(random_problem(ff.LAAPE(20.0), points), 2, parts, parts)
+    # the whole; then, of each member, the inner tiles and those at the cut
+    assert noted == ["tiles", *["begun", "tiles", "arrived", "tiles"] * 2]
+
+
+@given(problems(), st.integers(1, 4), st.booleans(), st.sampled_from([LOOSE, TIGHT]), st.booleans())
 @settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.generate])  # to shrink takes minutes
-def test_a_group_equals_one(drawn, parts, compact, tolerance):
+def test_a_group_equals_one(drawn, parts, compact, tolerance, overlap):
     problem, options = drawn
     where_q, where_k, encoding = problem[3:6]
 
@@ -95,7 +136,8 @@ def test_a_group_equals_one(drawn, parts, compact, tolerance):
 
     queries = divided(where_q)
     keys = queries if where_k is None else divided(where_k)
-    assert_equal_to_one(problem, parts, queries, keys, tolerance, **options)
+    with overlapping() if overlap else contextlib.nullcontext():
+        assert_equal_to_one(problem, parts, queries, keys, tolerance, **options)
 
 
 def random_problem(encoding, where_q, where_k=None, size=1.0):
@@ -130,6 +172,13 @@ def test_members_whose_keys_are_all_far_away_send_what_counts():
     keys = [torch.arange(80), torch.arange(80, 160), torch.arange(0)]
     plans = assert_equal_to_one(random_problem(ff.LAAPE(40.0), where_q, where_k), 3, queries, keys)
     assert [plan.received for plan in plans][:2] == [80, 80]
+
+
+def test_members_out_of_reach_of_one_another_on_a_circle():
+    points = 100 * torch.rand(80, 1, dtype=torch.float64) + torch.arange(80).double()[:, None] // 40 * 2000
+    parts = [torch.arange(40), torch.arange(40, 80)]
+    plans = assert_equal_to_one(random_problem(ff.LAAPE(10.0), points), 2, parts, parts, period=[4000.0])
+    assert [plan.received for plan in plans] == [0, 0]
 
 
 def test_learned_lengths_and_batches():

@@ -178,7 +178,8 @@ def _images(
         )
     boxes = encoding.coordinates(queries)
     q_low, q_high = boxes.amin(0), boxes.amax(0)
-    found, moved, lost = [], [], 0.0
+    # none where the keys of one member of a group are out of reach of another's queries
+    found, moved, lost = [np.zeros(0, dtype=np.int64)], [np.zeros((0, space_dim))], 0.0
     for steps in itertools.product(*ranges):
         moves = [n * length if n else 0.0 for n, length in zip(steps, period.tolist(), strict=True)]
         offset = torch.tensor(moves, dtype=torch.float64)

@@ -93,7 +93,7 @@ def local_attention(
     if isinstance(plan, ShardedPlan):
         plan.check(cloud, encoding)
 
-        def here(k: Tensor, v: Tensor, part: AttentionPlan) -> Tensor:
+        def here(q: Tensor, k: Tensor, v: Tensor, part: AttentionPlan) -> Tensor:
             where = (part.cloud.query_positions, part.cloud.key_positions)
             return local_attention(q, k, v, *where, encoding=encoding, plan=part, empty=empty, certify=certify)
 

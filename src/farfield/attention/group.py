@@ -30,10 +30,17 @@ class Group(ABC):
     rank: int
     size: int
     in_turn = False  # whether members share one memory, which each should leave to the others while it waits
+    overlaps = False  # whether an exchange that was begun goes on while this member computes
 
     @abstractmethod
     def exchange(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         """Rows (sum(send), C), the first ``send[0]`` for member 0 and so on -> what all have sent here, in order."""
+
+    def begin_exchange(
+        self, rows: Tensor, send: Sequence[int], receive: Sequence[int]
+    ) -> tuple[Tensor, Callable[[], None]]:
+        """:meth:`exchange` that is under way: what it fills, and what waits until it has."""
+        return self.exchange(rows, send, receive), lambda: None
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
@@ -64,6 +71,8 @@ class Lost(RuntimeError):
 class Processes(Group):
     """A process group of ``torch.distributed``, the default one unless given."""
 
+    overlaps = True
+
     def __init__(self, group: dist.ProcessGroup | None = None):
         if not dist.is_initialized():
             raise ValueError(
@@ -73,15 +82,23 @@ class Processes(Group):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def exchange(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        out, finish = self.begin_exchange(rows, send, receive)
+        finish()
+        return out
+
+    def begin_exchange(
+        self, rows: Tensor, send: Sequence[int], receive: Sequence[int]
+    ) -> tuple[Tensor, Callable[[], None]]:
         rows = rows.contiguous()
         out = rows.new_empty((sum(receive), *rows.shape[1:]))
         if rows.shape[1:].numel() == 0:
-            return out
+            return out, lambda: None
         there, here = (
             t.view(len(t), rows.shape[1:].numel()).view(torch.uint8) for t in (rows, out)
         )  # bytes: every backend knows them
-        self._said(lambda: dist.all_to_all_single(here, there, list(receive), list(send), group=self._group))
-        return out
+        counts = (list(receive), list(send))
+        work = self._said(lambda: dist.all_to_all_single(here, there, *counts, group=self._group, async_op=True))
+        return out, lambda: self._said(work.wait)
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
@@ -93,9 +110,9 @@ class Processes(Group):
         self._said(lambda: dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group))
         return values
 
-    def _said(self, together: Callable[[], Any]) -> None:
+    def _said(self, together: Callable[[], Any]) -> Any:
         try:
-            together()
+            return together()
         except RuntimeError as error:
             raise Lost(
                 f"process {self.rank + 1} of {self.size} has lost another process of its group, so it stops and "

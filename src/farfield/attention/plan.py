@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -133,7 +134,7 @@ class AttentionPlan(OfOneCloud):
             self._wider = _planned(self.cloud, encoding, self.tolerance, (self.queries.size,), self.keys.size, limit)
         return self._wider
 
-    def only(self, tiles: Tensor) -> tuple[Tensor, AttentionPlan]:
+    def only(self, tiles: Tensor) -> tuple[Tensor, Self]:
         """Some query tiles of a plan for one cloud: which queries they hold, and the plan for just these."""
         chosen = self.queries.order[self.queries.slots(tiles)]
         inside = torch.isin(torch.searchsorted(self.queries.start, self.subtiles.start[:-1], right=True) - 1, tiles)
@@ -147,6 +148,15 @@ class AttentionPlan(OfOneCloud):
         cloud = replace(self.cloud, query_positions=self.cloud.query_positions[chosen])
         queries, subtiles = _some(self.queries, tiles), _some(self.subtiles, inside.nonzero()[:, 0])
         return chosen, replace(self, cloud=cloud, queries=queries, subtiles=subtiles, reaches=reaches, _wider=None)
+
+    def with_listed_keys(self) -> Self:
+        """The same without the keys that no tile lists: what is not read need not be prepared."""
+        listed = torch.cat([reach.key_tile for reach in self.reaches]).long().unique()
+        number = torch.full((len(self.keys),), -1, dtype=torch.int32)
+        number[listed] = torch.arange(len(listed), dtype=torch.int32)
+        keys = replace(_some(self.keys, listed), order=self.keys.order[self.keys.slots(listed)])
+        reaches = [replace(reach, key_tile=number[reach.key_tile.long()]) for reach in self.reaches]
+        return replace(self, keys=keys, reaches=reaches, _wider=None)
 
 
 def _some(tiles: Tiles, which: Tensor) -> Tiles:

@@ -3,7 +3,8 @@
 Each member holds some queries and some keys. Once per cloud everybody tells the others the boxes of its queries; by the
 plan's own search each finds which of its keys are in reach of whose queries, and sends their positions there. Per layer
 one exchange brings those keys and values (gradients take the same way back), and the tiled backend serves the queries
-at hand with the keys at hand and those received: *nothing else is new*.
+at hand with the keys at hand and those received: *nothing else is new*. Tiles whose lists hold none of the received
+keys are served while these are under way.
 
 *The tolerance holds across the cuts.* What a member does not send is, to the receiver, a branch that its plan dropped:
 the sender's search bounds its mass sum n exp(-Phi) for each box of queries, and the certificate
@@ -17,7 +18,7 @@ nothing; one whose keys are far from all queries sends none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,10 @@ _RESERVE = 16.0
 _BOX = 256
 _KEYS_PER_TILE = 64
 
-Attend = Callable[[Tensor, Tensor, AttentionPlan], Tensor]
+# Fewer received keys than this share of those at hand arrive sooner than tiles are told apart for them.
+_WORTH_OVERLAP = 0.02
+
+Attend = Callable[[Tensor, Tensor, Tensor, AttentionPlan], Tensor]
 
 
 class _MoreKeys(Exception):
@@ -66,18 +70,32 @@ class _Exchange(torch.autograd.Function):
     """Rows to other members; their gradients come back."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: Group, send: list[int], receive: list[int]) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, group: Group, send: list[int], receive: list[int], finish: list[Callable[[], None]]
+    ) -> Tensor:
         ctx.group, ctx.send, ctx.receive = group, send, receive
-        return group.exchange(rows, send, receive)
+        out, wait = group.begin_exchange(rows, send, receive)
+        finish.append(wait)
+        return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.group.exchange(grad.contiguous(), ctx.receive, ctx.send), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return ctx.group.exchange(grad.contiguous(), ctx.receive, ctx.send), None, None, None, None
 
 
 def exchange(rows: Tensor, group: Group, send: Sequence[int], receive: Sequence[int]) -> Tensor:
     """:meth:`Group.exchange`, with gradients."""
-    return _Exchange.apply(rows, group, list(send), list(receive))
+    out, finish = begin_exchange(rows, group, send, receive)
+    finish()
+    return out
+
+
+def begin_exchange(
+    rows: Tensor, group: Group, send: Sequence[int], receive: Sequence[int]
+) -> tuple[Tensor, Callable[[], None]]:
+    """:meth:`Group.begin_exchange`, with gradients (whose own exchange is not overlapped with anything)."""
+    finish: list[Callable[[], None]] = []
+    return _Exchange.apply(rows, group, list(send), list(receive), finish), lambda: finish[0]()
 
 
 class ShardedPlan(OfOneCloud):
@@ -234,33 +252,37 @@ class ShardedPlan(OfOneCloud):
         return told.unflatten(0, (self.group.size, boxes)).logsumexp(0)
 
     def _plan_local(self, limit: float, mine: Tiles | None, unsent: Tensor, best: list[np.ndarray]) -> None:
-        self._part: _Part | None = None
+        self._stages: list[_Stage] = []
         if mine is None:
             return
         queries = self.cloud.query_positions.detach()
         cloud = Cloud(queries, self._key_places)
         cloud.own = self._own
         plan = plan_cloud(cloud, self.encoding, self.tolerance, reserve=limit - typical_reach(self.tolerance))
-        self._part = _Part(**{f.name: getattr(plan, f.name) for f in fields(AttentionPlan) if f.init})
+        part = _Part(**{f.name: getattr(plan, f.name) for f in fields(AttentionPlan) if f.init})
         if self.group.in_turn:
-            self._part.at_once = 0
+            part.at_once = 0
         self._others = bool((unsent[:, 0::2] > -torch.inf).any())  # whether anybody keeps keys to himself
         box = torch.empty(len(queries), dtype=torch.int64)
         box[mine.order] = torch.repeat_interleave(torch.arange(len(mine)), mine.count())
-        tiles = self._part.queries
+        tiles = part.queries
         owner = torch.repeat_interleave(torch.arange(len(tiles)), tiles.count())
         box = box[tiles.order]
-        for i, reach in enumerate(self._part.reaches):
+        for i, reach in enumerate(part.reaches):
             number, mass = (_largest(unsent[:, 2 * i + j][box], owner, len(tiles)) for j in (0, 1))
             reach.unlisted = reach.unlisted + number.exp()
             reach.unlisted_mass = torch.logaddexp(reach.unlisted_mass, mass)
             # what was not sent lies beyond `limit` from the best key that anybody knew
             edge = -_largest(-torch.from_numpy(best[i])[box], owner, len(tiles)) + limit
             reach.limit = torch.minimum(reach.limit, edge - reach.best)
+        at_hand = len(self._key_places) - self.received
+        self._stages = [_Stage(None, part, True)]
+        if self.group.overlaps and self.received > _WORTH_OVERLAP * at_hand:
+            self._stages = _stages(part, at_hand)
 
     # --- attention itself ----------------------------------------------------------------------------------------
     def attend(self, q: Tensor, k: Tensor, v: Tensor, here: Attend) -> Tensor:
-        """(B, H, Nq, Dv) of the queries at hand; ``here(k, v, plan)`` is the tiled backend on the keys in reach."""
+        """(B, H, Nq, Dv) of the queries at hand; ``here(q, k, v, plan)`` is the tiled backend on the keys in reach."""
         self.group.set_aside(q, k, v)
         signature = (q.dtype, q.device.type, *q.shape[:2], q.shape[-1], v.shape[-1])
         if signature != self._signature:
@@ -268,16 +290,7 @@ class ShardedPlan(OfOneCloud):
             self._signature = signature
         largest = self.group.maximum(torch.stack([_longest(k), _longest(v)]))
         while True:
-            near, out, wanted = self._with_received(k, v), None, 0.0
-            if self._part is None:  # no queries; but the gradients of the keys sent must find their way back
-                out = q.new_zeros((*q.shape[:3], v.shape[-1])) + 0 * sum(t.sum() for t in (q, *near))
-            else:
-                self._part.elsewhere = largest if self._others else None
-                try:
-                    out = here(*near, self._part)
-                except _MoreKeys as more:
-                    wanted = max(more.limit, self.limit + 1.0)
-            del near  # before this member waits: members in turn share one memory
+            out, wanted = self._served(q, k, v, here, largest)
             if out is not None:
                 self.group.set_aside(out)
             wanted = float(self.group.maximum(torch.tensor([wanted], dtype=torch.float64, device=q.device)))
@@ -287,17 +300,72 @@ class ShardedPlan(OfOneCloud):
             with torch.no_grad():
                 self._build(wanted)
 
-    def _with_received(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, M, *), those at hand first."""
-        batch, heads, _, head_dim = k.shape
-        rows = torch.cat([k[:, :, self._send_rows], v[:, :, self._send_rows]], dim=-1)
-        received = exchange(rows.permute(2, 0, 1, 3).flatten(1), self.group, self._send, self._receive)
-        own_k, own_v = (k, v) if self._own_rows is None else (k[:, :, self._own_rows], v[:, :, self._own_rows])
-        if self.group.size == 1:
-            return own_k, own_v
-        received = received.unflatten(1, (batch, heads, -1)).permute(1, 2, 0, 3)
-        far_k, far_v = received.split([head_dim, v.shape[-1]], dim=-1)
-        return torch.cat([own_k, far_k], dim=2), torch.cat([own_v, far_v], dim=2)
+    def _served(self, q: Tensor, k: Tensor, v: Tensor, here: Attend, largest: Tensor) -> tuple[Tensor | None, float]:
+        """What :meth:`attend` returns, and 0; or None, and up to where (in Phi) keys must be exchanged for it."""
+        rows = torch.cat([k[:, :, self._send_rows], v[:, :, self._send_rows]], dim=-1).permute(2, 0, 1, 3).flatten(1)
+        received, arrive = begin_exchange(rows, self.group, self._send, self._receive)
+        near = (k, v) if self._own_rows is None else (k[:, :, self._own_rows], v[:, :, self._own_rows])
+        if not self._stages:  # no queries; but the gradients of the keys sent must find their way back
+            arrive()
+            near = _joined(near, received, self.group)
+            return q.new_zeros((*q.shape[:3], v.shape[-1])) + 0 * sum(t.sum() for t in (q, *near)), 0.0
+        found, wanted = [], 0.0
+        for stage in self._stages:
+            if stage.received:
+                arrive()
+                near = _joined(near, received, self.group)
+            # of keys that others hold, or that a stage does without, a plan knows this only
+            stage.plan.elsewhere = largest if self._others or len(self._stages) > 1 else None
+            try:
+                found.append(here(q if stage.queries is None else q[:, :, stage.queries], *near, stage.plan))
+            except _MoreKeys as more:
+                wanted = max(wanted, more.limit, self.limit + 1.0)
+        if wanted > 0:
+            return None, wanted
+        if len(found) == 1:
+            return found[0], 0.0
+        order = torch.cat([stage.queries for stage in self._stages]).argsort()  # type: ignore[misc]
+        return torch.cat(found, dim=2)[:, :, order.to(q.device)], 0.0
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Queries that are served together."""
+
+    queries: Tensor | None  # which of those at hand; None for all
+    plan: _Part
+    received: bool  # whether they need the received keys; of several stages, the last does
+
+
+def _stages(part: _Part, at_hand: int) -> list[_Stage]:
+    """First the tiles that list keys at hand only (those before ``at_hand``), then the others."""
+    keys = part.keys
+    tile = torch.repeat_interleave(torch.arange(len(keys)), keys.count())
+    foreign = torch.zeros(len(keys), dtype=torch.int64).index_add_(0, tile, (keys.order >= at_hand).long()) > 0
+    needs = torch.zeros(len(part.queries), dtype=torch.bool)
+    for reach in part.reaches:
+        owner = torch.repeat_interleave(torch.arange(len(part.queries)), reach.lengths())
+        needs[owner[foreign[reach.key_tile.long()]]] = True
+    if needs.all() or not needs.any():
+        return [_Stage(None, part, True)]
+    stages = []
+    for received, tiles in ((False, ~needs), (True, needs)):
+        queries, plan = part.only(tiles.nonzero()[:, 0])
+        plan = plan.with_listed_keys()
+        if not received:
+            plan.cloud = replace(plan.cloud, key_positions=plan.cloud.key_positions[:at_hand])
+        stages.append(_Stage(queries, plan, received))
+    return stages
+
+
+def _joined(near: tuple[Tensor, Tensor], received: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, H, M, *) at hand, then those received, in rows."""
+    k, v = near
+    if group.size == 1:
+        return near
+    received = received.unflatten(1, (*k.shape[:2], -1)).permute(1, 2, 0, 3)
+    far_k, far_v = received.split([k.shape[-1], v.shape[-1]], dim=-1)
+    return torch.cat([k, far_k], dim=2), torch.cat([v, far_v], dim=2)
 
 
 @dataclass(frozen=True)
