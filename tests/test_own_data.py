@@ -340,5 +340,6 @@ def test_the_commands_go_the_same_way(tmp_path):
     farfield("predict", "--model", run, "--input", data / "simulation_0.npz", "--out", out, "--steps", 2)
     with np.load(out) as file:
         assert file["T"].shape == (3, 48) and file["v"].shape == (3, 48, 2)
+    assert "3 states of T, v x, v y on 8 x 6 cells" in farfield("view", out)
     with pytest.raises(ValueError, match="already holds a run"):
         farfield("train", data, "--out", run, *changes)

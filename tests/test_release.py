@@ -95,7 +95,7 @@ for use in (lambda: farfield.load("urban-wind-laape"), lambda: farfield.load("hf
 
 def test_a_wheel_predicts_in_an_environment_with_its_dependencies_alone(plain, tmp_path):
     script = PREDICTS.format(absent=[name for name in EXTRAS if name != "vtk"], snippets=README_SNIPPETS[:2])
-    done = subprocess.run([plain, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([plain, "-I", "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"pip install '(.*)'", done.stdout) == ["farfield[wind]", "farfield[hub]", "farfield[train]"]
 

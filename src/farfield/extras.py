@@ -24,15 +24,18 @@ EXTRAS = {
 
 
 @contextmanager
-def naming_extras() -> Iterator[None]:
-    """Where a package of an extra is missing, say which command installs it; around a block, or on a function."""
+def naming_extras(extra: str | None = None) -> Iterator[None]:
+    """Where a package of an extra is missing, say which command installs it; around a block, or on a function.
+
+    ``extra`` is the one that brings all that the block needs, where its first missing package is part of several.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing not in EXTRAS:
             raise
+        brings = extra or EXTRAS[missing]
         raise ModuleNotFoundError(
-            f"this needs {missing}, which a plain install leaves out: pip install 'farfield[{EXTRAS[missing]}]'",
-            name=error.name,
+            f"this needs {missing}, which a plain install leaves out: pip install 'farfield[{brings}]'", name=error.name
         ) from None

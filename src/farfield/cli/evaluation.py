@@ -65,6 +65,7 @@ def calibrate(
 
     found = Run.find(run)
     print(problem_of(found).calibrate(found, data, device))
+    say_next(f"farfield predict --model {run} --buildings FILE --roughness 0.3 --wind-direction 250 --out flow.vtu")
 
 
 def reproduce(
@@ -113,3 +114,5 @@ def reproduce(
     except Interrupted as stopped:
         raise Interrupted(f"{stopped}, or run the same command again") from None
     console.print(f"[bold]{page}[/]: open it in a browser; tables and figures are beside it")
+    first = out / f"{chosen[-1]}-seed{chosen_seeds[0]}"
+    say_next(f"farfield predict --model {first} --input FILE --out FILE", "of wind, --buildings FILE")

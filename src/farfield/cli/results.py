@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from farfield.cli.words import console, require_files, say_next
+from farfield.extras import naming_extras
 
 
 def demo(out: Path = typer.Option(Path("farfield-demo"), help="Folder for the picture.")) -> None:
@@ -43,6 +44,7 @@ def report(
     from farfield.api import report
 
     print(f"{report(runs, out, force=force)}: open it in a browser; tables and figures are beside it")
+    say_next(f"farfield predict --model {runs[-1]} --input FILE --out FILE", "of wind, --buildings FILE")
 
 
 def view(
@@ -66,9 +68,10 @@ def view(
     `farfield view next.npz --truth solved.npz`
     """
     require_files(file, truth, buildings)
-    from farfield.view.files import write_view
+    with naming_extras("view"):
+        from farfield.view.files import write_view
 
-    page, told = write_view(file, out, truth, buildings, simulation, force=force)
+        page, told = write_view(file, out, truth, buildings, simulation, force=force)
     print(f"{page}: {told}; open it in a browser")
 
 

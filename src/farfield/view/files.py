@@ -78,9 +78,7 @@ def _scene(source: Path, truth: Path | None, buildings: Path | None) -> tuple[st
         for name in missing:
             del volumes["prediction"].fields[name]  # type: ignore[attr-defined]
     triangles = None if buildings is None else _triangles(buildings)
-    some = volumes["prediction"]
-    told = f"{some.given:,} cells or points on a grid of {' x '.join(map(str, some.shape))}"
-    return scene_page(volumes, triangles), told
+    return scene_page(volumes, triangles), volumes["prediction"].told
 
 
 def _mesh(path: Path):  # type: ignore[no-untyped-def]  # of pyvista, which has no types
@@ -158,7 +156,7 @@ def _states(path: Path, simulation: int) -> tuple[dict[str, NDArray], list[NDArr
     axes, order = _grid(path, points)
     cells = tuple(map(len, axes))
     fields = {}
-    for name, values in arrays.items():
+    for name, values in _scalars(arrays, len(points)).items():
         if values.shape[-1:] != (len(points),):
             raise ValueError(f"{path}: {name} must end with the {len(points)} points, got {values.shape}")
         if values.ndim == 3:  # several simulations: (states, simulations, points)
@@ -167,6 +165,17 @@ def _states(path: Path, simulation: int) -> tuple[dict[str, NDArray], list[NDArr
             values = values[:, simulation]
         fields[name] = np.atleast_2d(values)[:, order].reshape(-1, *cells)
     return fields, axes, times
+
+
+def _scalars(arrays: dict[str, NDArray], points: int) -> dict[str, NDArray]:
+    """Fields by name; of a vector, whose components come last, each one by its own."""
+    found = {}
+    for name, values in arrays.items():
+        if values.ndim > 1 and values.shape[-2] == points and values.shape[-1] <= 3:
+            found |= {f"{name} {'xyz'[i]}": values[..., i] for i in range(values.shape[-1])}
+        else:
+            found[name] = values
+    return found
 
 
 def _grid(path: Path, points: NDArray) -> tuple[list[NDArray], NDArray]:

@@ -50,10 +50,7 @@ def scene_page(volumes: Mapping[str, Volume], buildings: NDArray[np.float32] | N
         points, speeds = streamlines(volume, vectors[0])
         speeds = np.clip(speeds / (fields[0]["range"][1] or 1.0), 0, 1).astype(np.float32)
         lines[kind] = {"points": encoded(points), "speeds": encoded(speeds)}
-    told = " x ".join(map(str, some.shape))
-    thinned = "thinned to" if some.given > np.prod(some.shape) else "shown on"
-    note = f"{some.given:,} cells or points, {thinned} a grid of {told}. "
-    note += "Drag turns, wheel or pinch zooms, shift and drag moves."
+    note = f"{some.told}. Drag turns, wheel or pinch zooms, shift and drag moves."
     data = {
         "bounds": [float(end) for axis in (some.x, some.y) for end in edges(axis)[[0, -1]]],
         "cells": list(some.shape[:2]),

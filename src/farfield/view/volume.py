@@ -27,6 +27,13 @@ class Volume:
     """How many cells or points they are from."""
 
     @property
+    def told(self) -> str:
+        """How much of what was given is shown, in words."""
+        grid = " x ".join(map(str, self.shape))
+        how = "thinned to" if self.given > np.prod(self.shape) else "shown on"
+        return f"{self.given:,} cells or points, {how} a grid of {grid}"
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         return len(self.x), len(self.y), len(self.z)
 
@@ -53,7 +60,8 @@ def resampled(mesh: pv.DataSet, grid: tuple[Array, Array, Array]) -> Volume:
         where = np.stack([axis.ravel() for axis in np.meshgrid(*grid, indexing="ij")], axis=-1)
         tree = cKDTree(mesh.points)
         distance, index = tree.query(where)
-        usual = float(np.median(tree.query(mesh.points[:: -(-mesh.n_points // 2000)], k=2)[0][:, 1]))
+        some = mesh.points[:: -(-mesh.n_points // 2000)]  # the fourth neighbour: the first may be one of a fine axis
+        usual = float(np.median(tree.query(some, k=min(5, mesh.n_points))[0][:, -1]))
         air = distance <= 1.5 * usual
         values = {name: np.where(air, np.asarray(data[name], dtype=np.float32)[index].T, np.nan) for name in names}
         fields = {name: found.reshape(-1, *shape) for name, found in values.items()}
