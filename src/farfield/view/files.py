@@ -169,7 +169,7 @@ def _states(path: Path, simulation: int) -> tuple[dict[str, NDArray], list[NDArr
 
 def _scalars(arrays: dict[str, NDArray], points: int) -> dict[str, NDArray]:
     """Fields by name; of a vector, whose components come last, each one by its own."""
-    found = {}
+    found: dict[str, NDArray] = {}
     for name, values in arrays.items():
         if values.ndim > 1 and values.shape[-2] == points and values.shape[-1] <= 3:
             found |= {f"{name} {'xyz'[i]}": values[..., i] for i in range(values.shape[-1])}
