@@ -5,6 +5,7 @@ import io
 import pytest
 import torch
 from rich.console import Console
+from small import spec_of
 
 from farfield.bench.peers import UNet, benchmark_peers, build_peer, markdown
 from farfield.cli.bench import _pairs
@@ -39,7 +40,7 @@ def test_a_unet_takes_domains_of_any_size(cells):
 
 def test_a_fourier_operator_is_built_learns_and_is_kept(tmp_path):
     pytest.importorskip("neuralop", reason="a dependency of the benchmark only")
-    spec = problem_named("gray-scott").spec
+    spec = spec_of(problem_named("gray-scott").generation.configure("paper"))
     assert isinstance(spec, SampleSpec)
     model = build_peer("fno", spec)
     positions = torch.cartesian_prod(torch.arange(32), torch.arange(32)) * spec.normalised_spacing[0]
@@ -53,7 +54,7 @@ def test_a_fourier_operator_is_built_learns_and_is_kept(tmp_path):
 
 def test_unknown_peers_are_named():
     with pytest.raises(ValueError, match="unknown peer 'resnet': expected one of unet, fno"):
-        build_peer("resnet", problem_named("swe").spec)
+        build_peer("resnet", spec_of(problem_named("swe").generation.configure("paper")))
 
 
 @pytest.mark.parametrize("limit", ["10", "10,5,1", "10,none", "10,0"])

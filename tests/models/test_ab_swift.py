@@ -2,8 +2,8 @@ import pytest
 import torch
 
 import farfield as ff
-from farfield.models import AbSwift, ab_swift_encodings, blocks
-from farfield.models.ab_swift import METRES_PER_UNIT, SupernodePooling
+from farfield.models import blocks
+from farfield.models.ab_swift import METRES_PER_UNIT, AbSwift, SupernodePooling, ab_swift_encodings
 
 KINDS = ["rope", "laspe", "laape"]
 UNITS = torch.tensor(METRES_PER_UNIT)

@@ -90,8 +90,8 @@ def test_pieces_open_in_vtk_and_equal_the_single_file(predictor, states):
     np.testing.assert_allclose(mesh.points[order, :2], whole["positions"][expected])
     for name in ("u", "v"):
         np.testing.assert_allclose(mesh[name][order], whole[name][1][expected], atol=1e-5)
-    predict_file(predictor, states / "in.hdf5", states / "parts.pvti", parts=InTurn(3).run)
-    image = pv.read(states / "parts.pvti")
+    predict_file(predictor, states / "in.hdf5", states / "grid.pvti", parts=InTurn(3).run)
+    image = pv.read(states / "grid.pvti")
     assert image.dimensions == (CELLS[0] + 1, CELLS[1] + 1, 2)
     centres = image.cell_centers().points
     order = np.lexsort(centres[:, :2].T)

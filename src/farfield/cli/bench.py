@@ -170,11 +170,11 @@ def bench_peers(
     --out runs/peers --limit 1000,100,10 --json benchmarks/peers-gray-scott.json`
     """
     from farfield.bench.peers import benchmark_peers, markdown
-    from farfield.problems import problem_named
+    from farfield.problems import SteppingProblem, problem_named
     from farfield.runs.run import Run
 
     found = problem_named(problem)
-    if found.spec is None:
+    if not isinstance(found, SteppingProblem):
         raise ValueError(f"peers are for problems of steps on a grid, {problem} is none")
     config: Any = found.config(Run(run))
     chosen = scales.split(",")

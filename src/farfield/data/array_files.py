@@ -19,7 +19,7 @@ import numpy as np
 from farfield.data.clouds import PointClouds, Simulation, cloud_simulation, cloud_spec
 from farfield.data.grids import GridArrays, grid_arrays
 from farfield.data.hints import Hints
-from farfield.data.the_well import opened
+from farfield.data.well_layout import opened
 from farfield.files import read_arrays
 
 

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from farfield.data.domain import Domain
 from farfield.data.source import Cloud
 from farfield.data.spec import SampleSpec
-from farfield.data.the_well import Damaged, WellFiles
+from farfield.data.the_well import WellFiles
+from farfield.data.well_layout import Damaged, Layout
 
 SEEN = ("train", "validation")  # splits that a model has learned from, or was chosen by
 
@@ -73,7 +74,7 @@ class Split(WellFiles):
             ) from error
 
     @staticmethod
-    def _check_grid(layout: Any) -> None:
+    def _check_grid(layout: Layout) -> None:
         """Below, against what the header says."""
 
     def _check_extent(self) -> None:

@@ -57,7 +57,8 @@ def _source(kind: str, paths: Sequence[Path], hints: Hints, spacing: Sequence[fl
 
         return vtk_files(paths, hints)
     if kind == "HDF5":
-        from farfield.data.the_well import WellFiles, is_the_wells
+        from farfield.data.the_well import WellFiles
+        from farfield.data.well_layout import is_the_wells
 
         if is_the_wells(paths[0]):
             return WellFiles(paths, hints)

@@ -11,7 +11,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from farfield.attention import LAAPE, LASPE, ALiBi, Encoding, FlashBias, RoPE, Window
-from farfield.models.ab_swift import FIELDS, AbSwift, AbSwiftEncodings, ab_swift_encodings
 from farfield.models.tokens import PatchTokens
 from farfield.models.transformer_operator import TransformerOperator
 from farfield.settings import Strict
@@ -166,47 +165,3 @@ class ModelConfig(SizeConfig):
         )
         model.warns = False
         return model
-
-
-class AbSwiftEncodingConfig(NamedEncoding):
-    """How positions act on AB-SWIFT's attention: the paper's decay lengths for each part of it, times a factor."""
-
-    name: Literal["rope", "laspe", "laape"] = "laape"
-    """rope (no bias), laspe or laape."""
-    decay_factor: float = Field(1.0, gt=0)
-    """Multiplies all decay lengths."""
-    rotary: RotaryConfig = RotaryConfig()
-    """The rotary embedding."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.name == "rope" and self.decay_factor != 1:
-            raise ValueError(f"rope has no decay length, got decay_factor {self.decay_factor}")
-        return self
-
-    def build(self) -> AbSwiftEncodings:
-        """The encodings themselves."""
-        return ab_swift_encodings(self.name, factor=self.decay_factor, rotary=self.rotary.build())
-
-
-class AbSwiftConfig(SizeConfig):
-    """AB-SWIFT: what it predicts, its size and how its attention is computed. The defaults are the paper's."""
-
-    fields: dict[str, int] = FIELDS
-    """Names and numbers of components of what it predicts."""
-    geometry_depth: int = Field(1, ge=1)
-    """Pairs of blocks (self-attention, cross-attention) for obstacles and terrain."""
-    processor_depth: int = Field(3, ge=1)
-    """Pairs of blocks between geometry and volume."""
-    decoder_depth: int = Field(4, ge=1)
-    """Blocks on the volume alone."""
-    obstacle_radius: float = Field(1.0, gt=0)
-    """Metres around a supernode of the obstacles within which points send it messages."""
-    terrain_radius: float = Field(5.0, gt=0)
-    """The same for the terrain."""
-    max_neighbours: int = Field(32, ge=1)
-    """So many points at most send messages to a supernode: the nearest."""
-
-    def build(self, encoding: AbSwiftEncodingConfig) -> AbSwift:
-        """The network, with fresh weights."""
-        return AbSwift(encoding.build(), **self.model_dump())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,16 +25,16 @@ from numpy.typing import NDArray
 
 from farfield.attention import Group
 from farfield.attention.bisection import split_grid
-from farfield.data.dataset import Dataset
-from farfield.data.hints import Hints
-from farfield.data.opening import VTK_ENDINGS, open_dataset
 from farfield.data.source import Cloud
 from farfield.data.spec import grouped
-from farfield.data.the_well import WellFiles, is_the_wells
 from farfield.files import check_memory, fingerprint, read_arrays, refuse_overwriting
 from farfield.models.grid_part import domain_parts
 from farfield.prediction.trained import Trained
 from farfield.prediction.writers import Alone, Part, Spread, copy_frame, refuse_pieces, writer
+
+if TYPE_CHECKING:
+    from farfield.data.dataset import Dataset
+    from farfield.data.the_well import WellFiles
 
 _HDF5 = (".hdf5", ".h5")
 _POINTS = (".npz", ".vtu", ".vtp", ".vtk", ".pvtu")
@@ -72,6 +72,10 @@ def predict_file(
         spread(lambda group: _points(predictor, source, dict(arrays), out, group, steps))
     elif out.suffix in (*_HDF5, ".pvti"):
         refuse_overwriting([out], force, [source])
+        from farfield.data.hints import Hints
+        from farfield.data.the_well import WellFiles
+        from farfield.data.well_layout import is_the_wells
+
         if source.suffix not in _HDF5 or not is_the_wells(source):
             raise ValueError(f"{out.name} is for an input in The Well's layout (.hdf5), got {source.name}")
         if predictor.spec.kind == "steady":
@@ -81,6 +85,8 @@ def predict_file(
         _check_start(files, start)
         spread(lambda group: _grid(predictor, files, out, group, steps, start))
     else:
+        from farfield.data.opening import open_dataset
+
         data = open_dataset(source, like=predictor.spec, to_predict=True)
         predictor.spec.require_same(data.spec, "the model")
         names = _names(data, source, out)
@@ -108,10 +114,18 @@ def _names(data: Dataset, source: Path, out: Path) -> list[Path]:
             f"{source} holds {len(data)} simulations, which go into a folder: give one for --out, e.g. "
             f"{out.with_suffix('')}, got {out}"
         )
-    paths = getattr(data.source, "paths", [])
-    if len(paths) == len(set(paths)) == len(data) and paths[0].suffix in VTK_ENDINGS:
-        return [out / f"{path.stem}.vtu" for path in paths]
+    paths = [path for path in _meshes(data) if path is not None]
+    if len(paths) == len(data):
+        return [out / path.relative_to(source).with_suffix(".vtu") for path in paths]
     return [out / f"simulation_{simulation:04d}.npz" for simulation in range(len(data))]
+
+
+def _meshes(data: Dataset) -> list[Path | None]:
+    """Of each simulation, the file of VTK's that it is read from."""
+    from farfield.data.opening import VTK_ENDINGS
+
+    paths = getattr(data.source, "paths", None) or [None] * len(data)
+    return [path if path is not None and path.suffix in VTK_ENDINGS else None for path in paths]
 
 
 def _check_start(source: Any, start: int) -> None:
@@ -210,8 +224,7 @@ class _Simulation:
         self.cloud = source.cloud(simulation)
         self.given = predictor.given(source.inputs(simulation), source.parameters(simulation))
         self.state = predictor.named(source.read(simulation, _only(start))[0], predictor.fields)
-        paths = getattr(source, "paths", [])
-        self.mesh = paths[simulation] if paths and paths[simulation].suffix in VTK_ENDINGS else None
+        self.mesh = _meshes(data)[simulation]
 
     def predict(self, group: Group) -> None:
         predictor, points = self.predictor, self.cloud.points

@@ -27,12 +27,13 @@ from torch import Tensor
 
 from farfield.attention import Group
 from farfield.data.source import Cloud
-from farfield.data.the_well import WellFiles
 from farfield.files import atomic_path, atomic_write_text, make_folder
 from farfield.processes import undoing
 
 if TYPE_CHECKING:
     import pyvista as pv
+
+    from farfield.data.the_well import WellFiles
 
 PIECES = (".pvtu", ".pvti")
 PIECE = re.compile(r"\d+\.vt[ui]")

@@ -13,6 +13,7 @@ Nothing heavy is imported before it is asked for: loading a model needs neither 
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,16 @@ class Generation(Protocol):
         """Whether nothing need be looked at: the data is there, wherever it is from."""
 
 
+class Imported:
+    """Something of a module, which is imported when it is first asked for: to predict, nobody needs a generator."""
+
+    def __init__(self, module: str, name: str):
+        self._module, self._name = module, name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(getattr(importlib.import_module(self._module), self._name), attribute)
+
+
 @dataclass(frozen=True)
 class Preset:
     """One size of a problem: its runs, how far they are evaluated, and how long that takes."""
@@ -84,7 +95,7 @@ class Problem(ABC):
     name: str
     shown: Presentation
     spec: SampleSpec | None = None
-    generation: Generation | None = None
+    generation: Generation | Imported | None = None
     presets: Mapping[str, Preset] = field(default_factory=dict)
 
     run_type: ClassVar[type[RunConfig]]

@@ -17,6 +17,7 @@ from farfield.data.samples import Group, Samples, collate
 from farfield.data.source import Selection, Source
 from farfield.data.spec import SampleSpec
 from farfield.data.standardise import STATISTICS, Described, described_statistics, read_statistics
+from farfield.data.the_well import WellFiles
 from farfield.models.for_data import build_network
 from farfield.runs.config import OwnRun, SteppingRun
 from farfield.runs.run import Run
@@ -43,6 +44,8 @@ def own_task(config: OwnRun, data: Dataset | None = None) -> Task:
     """Model, data and loss of a run on a user's own data, which is opened and checked unless it is given."""
     data = data or open_dataset(config.dataset)
     data.check(whole=config.starts_from is not None)
+    if isinstance(data.source, WellFiles):
+        data.source.preload()  # what fits into memory: items come in any order
     if config.starts_from is None:
         statistics, spec = data.statistics(), data.spec
         train, validation = data.split("train"), data.split("validation")

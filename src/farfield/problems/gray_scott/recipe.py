@@ -11,9 +11,8 @@ from typing import Any
 
 from farfield.evaluation.evaluate import Amount
 from farfield.models.config import EncodingName
-from farfield.problems.gray_scott.generation import GENERATION
 from farfield.problems.paper import paper_run
-from farfield.problems.problem import Preset, SteppingProblem
+from farfield.problems.problem import Imported, Preset, SteppingProblem
 from farfield.report.saved import Presentation, read_published
 from farfield.runs.config import SteppingRun
 
@@ -101,8 +100,7 @@ PROBLEM = SteppingProblem(
         published=read_published(Path(__file__).parent / "published.csv"),
         horizons=(3, 6, 9),  # as in the paper
     ),
-    spec=GENERATION.spec(GENERATION.configure("paper")),
-    generation=GENERATION,
+    generation=Imported("farfield.problems.gray_scott.generation", "GENERATION"),
     presets={
         "quick": Preset(
             quick,

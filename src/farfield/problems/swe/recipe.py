@@ -11,8 +11,7 @@ from pathlib import Path
 from farfield.evaluation.evaluate import Amount
 from farfield.models.config import EncodingName
 from farfield.problems.paper import paper_run
-from farfield.problems.problem import Preset, SteppingProblem
-from farfield.problems.swe.generation import GENERATION
+from farfield.problems.problem import Imported, Preset, SteppingProblem
 from farfield.report.saved import Presentation, read_published
 from farfield.runs.config import SteppingRun
 
@@ -65,8 +64,7 @@ PROBLEM = SteppingProblem(
         published=read_published(Path(__file__).parent / "published.csv"),
         horizons=(10, 25, 49),  # as in the paper
     ),
-    spec=GENERATION.spec(GENERATION.configure("paper")),
-    generation=GENERATION,
+    generation=Imported("farfield.problems.swe.generation", "GENERATION"),
     presets={
         "quick": Preset(
             quick,
