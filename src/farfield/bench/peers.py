@@ -28,7 +28,7 @@ from farfield.prediction.stepping import Predictor
 from farfield.runs.config import SteppingRun
 from farfield.runs.run import Run
 from farfield.training.budget import seconds_per_step
-from farfield.training.loop import Task, start_fabric, train
+from farfield.training.loop import Task, computing_dtype, start_fabric, train
 from farfield.training.tasks import generated_task
 
 _CONVOLUTION = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -176,11 +176,13 @@ def benchmark_peers(
     models: dict[str, Predictor] = {own: Predictor.load(ours, "cpu")}
     config = config.changed({"dataset": str(data)})
     took = {own: training_seconds(generated_task(config), config)}
+    precision = {own: computing_dtype(config.training, torch.device("cpu"))}
     description = ours.dataset()
     for name in peers:
         run = Run(out / name)
         trained, seconds = train_peer(name, config, run, minutes, console)
         took[name] = seconds * int(trained.training.steps or 0)
+        precision[name] = computing_dtype(trained.training, torch.device("cpu"))
         model = build_peer(name, SampleSpec.model_validate(description["spec"]))
         run.load_weights(model)
         models[name] = Predictor(model, run.dataset(), name)
@@ -194,7 +196,9 @@ def benchmark_peers(
             count = len(split) * (split.states(0) - 1)
             count = min(count, (pairs or {}).get(scale, count))
             began = time.process_time()
-            found = list(one_step_errors(predictor, split, count, lambda _: None))
+            dtype = precision[name]  # of its own training
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                found = list(one_step_errors(predictor, split, count, lambda _: None))
             seconds = (time.process_time() - began) / count
             errors = {field: value for field, metric, _, value, _ in found if metric == "l1_step"}
             row[scale] = {"pairs": count, "seconds": seconds, "l1": errors}
@@ -210,7 +214,8 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         f"# {results['problem']}: peers",
         "",
-        "Relative L1 error of one step, by field, and CPU seconds per predicted state. Training is steps times the CPU "
+        "Relative L1 error of one step, by field, and CPU seconds per predicted state, in the precision of the "
+        "training. Training is steps times the CPU "
         "time of a step, measured for all networks beside one another. Pairs of states by scale: "
         + ", ".join(f"{results['rows'][0][scale]['pairs']} at s = {scale}" for scale in scales)
         + ".",

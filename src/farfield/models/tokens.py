@@ -10,9 +10,15 @@ domain's size. Beyond a wall the outermost cell is repeated (and the outermost t
 wraps around. Where p does not divide the domain, the last patch is filled up the same way and the surplus cut off. A
 periodic axis cannot be filled up: there p must divide.
 
-With ``levels`` the outer levels of a U-Net lie between cells and tokens: two convolutions at full resolution, two at
-half of it, and so on; on the way back each level is joined with what it was on the way in. Convolutions on cells
-commute with shifts by single cells, so that what happens within a patch is learned once and not for every place in it.
+With ``levels`` outer levels as a U-Net has them lie between cells and tokens. Each halves the resolution, the last one
+on to the tokens, so the first convolution folds the p / 2^levels cells that are left over: with patches of 8 cells and
+two levels, 2 x 2 cells become the features of the finest level, which is where most of the cost is saved.
+
+    x = conv(fields);   for each level:  x = kept = residual(x),  x = halve(x)      two convolutions 3 wide in each
+    for each level back:  x = residual(double(x) + kept);   fields = conv^T(x)
+
+Levels commute with shifts by fewer cells than a patch, so that what happens within one is learned once and not for
+every place in it.
 """
 
 from __future__ import annotations
@@ -104,9 +110,8 @@ class PatchTokens:
 
 
 # Without gradients, convolutions on cells take so many cells at a time.
-_STRIP = 1 << 17
+_STRIP = 1 << 15
 _CONVOLUTION = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
@@ -181,54 +186,49 @@ class Scatter(_Resample):
         return y
 
 
-class Convolutions(nn.Module):
-    """Twice gelu(conv(x)), 3 cells wide, as in a U-Net but without a norm.
+class Residual(nn.Module):
+    """x + conv(gelu(conv(norm(x)))), both convolutions three cells wide; the second begins at zero.
 
-    A norm over the domain would not be local, and one over the channels of each cell forgets how large the fields are.
-    With ``exact``, the first of the two reads physical values: outside of autocast (see :func:`exactly`).
+    The norm is over the channels of each cell: one over the domain, as in a U-Net, would not be local. Beside the branch
+    the fields keep their size.
     """
 
-    def __init__(
-        self, in_features: int, features: int, space_dim: int, periodic: tuple[bool, ...], exact: bool = False
-    ):
+    def __init__(self, features: int, space_dim: int, periodic: tuple[bool, ...]):
         super().__init__()
-        self.periodic, self.space_dim, self.exact = periodic, space_dim, exact
+        self.space_dim, self.periodic = space_dim, periodic
         self.weights = nn.ParameterList(
-            nn.Parameter(torch.empty(features, size, *(3,) * space_dim)) for size in (in_features, features)
+            nn.Parameter(torch.empty(features, features, *(3,) * space_dim)) for _ in range(2)
         )
-        for weight in self.weights:
-            nn.init.kaiming_normal_(weight, nonlinearity="relu")
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(features)) for _ in self.weights)
+        nn.init.kaiming_normal_(self.weights[0], nonlinearity="relu")
+        nn.init.zeros_(self.weights[1])
+        self.scale, self.shift = nn.Parameter(torch.ones(features)), nn.Parameter(torch.zeros(features))
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(features)) for _ in range(2))
 
-    def forward(self, *parts: Tensor) -> Tensor:
-        """Parts (B, C_i, n...) of the channels -> (B, features, n...).
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, n...) -> the same shape. Without gradients strip by strip along the first axis, so that a large
+        domain is never copied as a whole, and a strip stays in the processor's cache."""
+        if torch.is_grad_enabled():
+            return x + self._change(x)
+        size = x.shape[2]
+        rows = max(8, _STRIP * size // math.prod(x.shape[2:]))
+        around = 2 if self.periodic[0] else 0
+        beyond = (around,) + (0,) * (self.space_dim - 1)
+        source, out = padded(x, beyond, beyond, self.periodic), torch.empty_like(x)
+        for first in range(0, size, rows):
+            count = min(rows, size - first)
+            start = max(0, first + around - 2)  # two rows more on either side, as far as there are any
+            stop = min(source.shape[2], first + around + count + 2)
+            change = self._change(source.narrow(2, start, stop - start)).narrow(2, first + around - start, count)
+            torch.add(x.narrow(2, first, count), change, out=out.narrow(2, first, count))
+        return out
 
-        Without gradients strip by strip along the first axis: a large domain is never copied as a whole.
-        """
-        cells, device = parts[0].shape[2:], parts[0].device.type
-        strip = cells[0] if torch.is_grad_enabled() else max(8, _STRIP * cells[0] // math.prod(cells))
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            exact = self.exact and layer == 0
-            with torch.autocast(device, enabled=torch.is_autocast_enabled(device) and not exact):
-                done = [
-                    self._layer(parts, weight, bias, first, min(first + strip, cells[0]))
-                    for first in range(0, cells[0], strip)
-                ]
-            parts = (done[0] if len(done) == 1 else torch.cat(done, dim=2),)
-        return parts[0]
-
-    def _layer(self, parts: Sequence[Tensor], weight: Tensor, bias: Tensor, first: int, last: int) -> Tensor:
-        """gelu(conv(parts)) in the rows ``first`` to ``last`` of the first axis."""
-        size = parts[0].shape[2]
-        around = (0, 0) if (first, last) == (0, size) else (first - 1, last + 1)
-        inner = (1 if around == (0, 0) else 0, *(1,) * (self.space_dim - 1))
-        if around != (0, 0):
-            index = torch.arange(*around, device=parts[0].device)
-            index = index % size if self.periodic[0] else index.clamp(0, size - 1)
-            parts = [part.index_select(2, index) for part in parts]
-        x = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
-        x = padded(x, inner, inner, self.periodic)
-        return F.gelu(_CONVOLUTION[self.space_dim](x, weight, bias))
+    def _change(self, x: Tensor) -> Tensor:
+        one, convolution = (1,) * self.space_dim, _CONVOLUTION[self.space_dim]
+        with torch.autocast(x.device.type, enabled=False):  # it would widen half precision for nothing
+            scale, shift = self.scale.to(x.dtype), self.shift.to(x.dtype)
+            x = F.layer_norm(x.movedim(1, -1), scale.shape, scale, shift).movedim(-1, 1)
+        x = F.gelu(convolution(padded(x, one, one, self.periodic), self.weights[0], self.biases[0]))
+        return convolution(padded(x, one, one, self.periodic), self.weights[1], self.biases[1])
 
 
 class Patches(nn.Module):
@@ -239,9 +239,10 @@ class Patches(nn.Module):
         width: channels per token.
         patch: cells per token along each axis.
         space_dim: number of space axes P, 1 to 3.
-        overlap: cells by which a patch reaches into its neighbours on every side; half a patch unless given.
+        overlap: cells by which the first convolution reaches into its neighbours on every side; half of its stride
+            unless given.
         periodic: whether the axes wrap around: one answer, or one per axis.
-        levels: features of the U-Net's levels between cells and tokens, the finest first; none unless given.
+        levels: features of the levels between cells and tokens, the finest first; none unless given.
     """
 
     def __init__(
@@ -265,42 +266,36 @@ class Patches(nn.Module):
         self.periodic = (periodic,) * space_dim if isinstance(periodic, bool) else tuple(periodic)
         if len(self.periodic) != space_dim:
             raise ValueError(f"periodic must be one answer or one per axis ({space_dim}), got {tuple(self.periodic)}")
-        coarsening = 2 ** max(len(levels) - 1, 0)  # of the coarsest level
-        if patch % coarsening or (levels and patch < 2 * coarsening):
+        if patch % 2 ** len(levels):
             raise ValueError(
-                f"patch must be a multiple of {coarsening} and at least {2 * coarsening} for {len(levels)} levels, "
-                f"got {patch}"
+                f"patch must be a multiple of {2 ** len(levels)} for {len(levels)} levels, each of which halves the "
+                f"resolution, got {patch}"
             )
-        last = patch // coarsening  # from the coarsest level to the tokens
-        self.overlap = last // 2 if overlap is None else overlap
-        if not 0 <= self.overlap <= last:
-            raise ValueError(f"overlap must be 0 to {last} cells for patches of {last}, got {overlap}")
-        self.coarsening = coarsening
-        where = (space_dim, last, self.overlap, self.periodic)
-        finest, coarsest = (levels[0], levels[-1]) if levels else (0, 0)
-        self.inward = nn.ModuleList(
-            Convolutions(a, b, space_dim, self.periodic, exact=level == 0)
-            for level, (a, b) in enumerate(itertools.pairwise([in_features, *levels]))
-        )
-        self.gather = Gather(coarsest or in_features, width, *where)
-        self.scatter = Scatter(width, coarsest or out_features, *where, zero=not levels)
-        self.outward = nn.ModuleList(Convolutions(2 * f, f, space_dim, self.periodic) for f in levels)
-        self.refine = nn.ModuleList(
-            Scatter(b, a, space_dim, 2, 0, self.periodic) for a, b in itertools.pairwise(levels)
-        )
-        self.out = Scatter(finest, out_features, space_dim, 1, 0, self.periodic, zero=True) if levels else None
+        self.stride = patch // 2 ** len(levels)  # of the first convolution
+        self.overlap = self.stride // 2 if overlap is None else overlap
+        if not 0 <= self.overlap <= self.stride:
+            raise ValueError(f"overlap must be 0 to {self.stride} cells for a stride of {self.stride}, got {overlap}")
+        where = (space_dim, self.stride, self.overlap, self.periodic)
+        half = (space_dim, 2, 0, self.periodic)
+        features = [*levels, width]
+        self.gather = Gather(in_features, features[0], *where)
+        self.scatter = Scatter(features[0], out_features, *where, zero=True)
+        self.inward = nn.ModuleList(Residual(f, space_dim, self.periodic) for f in levels)
+        self.outward = nn.ModuleList(Residual(f, space_dim, self.periodic) for f in levels)
+        self.down = nn.ModuleList(Gather(a, b, *half) for a, b in itertools.pairwise(features))
+        self.up = nn.ModuleList(Scatter(b, a, *half) for a, b in itertools.pairwise(features))
 
     @property
     def rim(self) -> int:
         """Tokens beyond a part of a grid that its cells can depend on through convolutions alone, there and back."""
-        within = sum(2 * 2**level for level in range(len(self.inward)))  # two convolutions, three cells wide, per level
-        return -(-(2 * within + self.overlap * self.coarsening) // self.patch) + 1
+        within = sum(2 * self.stride * 2**level for level in range(len(self.inward)))  # two cells of each level
+        return -(-(2 * within + 2 * self.overlap) // self.patch) + 1
 
     def tokens(self, cells: Sequence[int]) -> tuple[int, ...]:
         """Tokens per axis of a domain of so many cells; refuses domains that cannot be cut into patches."""
         if len(cells) != self.space_dim:
             raise ValueError(f"expected a grid of {self.space_dim} axes, got {tuple(cells)} cells")
-        kernel = self.patch + 2 * self.overlap * self.coarsening
+        kernel = self.patch + 2 * self.overlap
         for axis, (size, wraps) in enumerate(zip(cells, self.periodic, strict=True)):
             if size < kernel:
                 raise ValueError(
@@ -319,23 +314,22 @@ class Patches(nn.Module):
         self.tokens(fields.shape[2:])
         none = (0,) * self.space_dim
         x = padded(fields, none, [-size % self.patch for size in fields.shape[2:]], self.periodic)
-        if not self.inward:
-            return exactly(self.gather, x).flatten(2).transpose(1, 2), []
-        if self.space_dim == 2:  # the layout that convolutions and the norm over channels like best
+        if self.space_dim == 2:  # the layout that convolutions like best
             x = x.contiguous(memory_format=torch.channels_last)
+        x = exactly(self.gather, x)
         kept: list[Tensor] = []
-        dtype = next(self.parameters()).dtype
-        for block in self.inward:
-            kept.append(block(_POOL[self.space_dim](kept[-1], 2)) if kept else block(x.to(dtype)))
-        return self.gather(kept[-1]).flatten(2).transpose(1, 2), kept
+        device = x.device.type
+        if self.inward and torch.is_autocast_enabled(device):  # what flows through the levels is as wide as the products
+            x = x.to(torch.get_autocast_dtype(device))
+        for block, down in zip(self.inward, self.down, strict=True):
+            kept.append(block(x))
+            x = down(kept[-1])
+        return x.flatten(2).transpose(1, 2), kept
 
     def project(self, tokens: Tensor, kept: list[Tensor], cells: Sequence[int]) -> Tensor:
         """Tokens (B, N, W), with what :meth:`embed` kept -> fields (B, C, n...)."""
-        grid = self.tokens(cells)
-        x = tokens.transpose(1, 2).unflatten(2, grid)
-        if self.out is None:
-            return exactly(self.scatter, x, cells)
-        for level in reversed(range(len(kept))):
-            up = self.scatter if level == len(self.refine) else self.refine[level]
-            x = self.outward[level](up(x, kept[level].shape[2:]), kept.pop())
-        return exactly(self.out, x, cells)
+        x = tokens.transpose(1, 2).unflatten(2, self.tokens(cells))
+        for block, up in zip(reversed(self.outward), reversed(self.up), strict=True):
+            skip = kept.pop()
+            x = block(up(x, skip.shape[2:]) + skip)
+        return exactly(self.scatter, x, cells)
