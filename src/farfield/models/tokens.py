@@ -14,8 +14,8 @@ With ``levels`` outer levels as a U-Net has them lie between cells and tokens. E
 on to the tokens, so the first convolution folds the p / 2^levels cells that are left over: with patches of 8 cells and
 two levels, 2 x 2 cells become the features of the finest level, which is where most of the cost is saved.
 
-    x = conv(fields);   for each level:  x = kept = residual(x),  x = halve(x)      two convolutions 3 wide in each
-    for each level back:  x = residual(double(x) + kept);   fields = conv^T(x)
+    x = conv(fields);   for each level:  x = kept = residual(x),  x = halve(x);    tokens = residual(x)
+    x = residual(tokens);   for each level back:  x = residual(double(x) + kept);   fields = conv^T(x)
 
 Levels commute with shifts by fewer cells than a patch, so that what happens within one is learned once and not for
 every place in it.
@@ -280,8 +280,9 @@ class Patches(nn.Module):
         features = [*levels, width]
         self.gather = Gather(in_features, features[0], *where)
         self.scatter = Scatter(features[0], out_features, *where, zero=True)
-        self.inward = nn.ModuleList(Residual(f, space_dim, self.periodic) for f in levels)
-        self.outward = nn.ModuleList(Residual(f, space_dim, self.periodic) for f in levels)
+        refined = features if levels else []  # every level, and the tokens themselves
+        self.inward = nn.ModuleList(Residual(f, space_dim, self.periodic) for f in refined)
+        self.outward = nn.ModuleList(Residual(f, space_dim, self.periodic) for f in refined)
         self.down = nn.ModuleList(Gather(a, b, *half) for a, b in itertools.pairwise(features))
         self.up = nn.ModuleList(Scatter(b, a, *half) for a, b in itertools.pairwise(features))
 
@@ -321,15 +322,19 @@ class Patches(nn.Module):
         device = x.device.type
         if self.inward and torch.is_autocast_enabled(device):  # what flows through the levels is as wide as the products
             x = x.to(torch.get_autocast_dtype(device))
-        for block, down in zip(self.inward, self.down, strict=True):
+        for block, down in zip(self.inward, self.down, strict=False):
             kept.append(block(x))
             x = down(kept[-1])
+        if self.inward:
+            x = self.inward[-1](x)
         return x.flatten(2).transpose(1, 2), kept
 
     def project(self, tokens: Tensor, kept: list[Tensor], cells: Sequence[int]) -> Tensor:
         """Tokens (B, N, W), with what :meth:`embed` kept -> fields (B, C, n...)."""
         x = tokens.transpose(1, 2).unflatten(2, self.tokens(cells))
-        for block, up in zip(reversed(self.outward), reversed(self.up), strict=True):
+        if self.outward:
+            x = self.outward[-1](x)
+        for block, up in zip(reversed(self.outward[:-1]), reversed(self.up), strict=True):
             skip = kept.pop()
             x = block(up(x, skip.shape[2:]) + skip)
         return exactly(self.scatter, x, cells)
