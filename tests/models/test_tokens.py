@@ -128,7 +128,7 @@ def test_bad_sizes_are_named():
         operator().on_grid(torch.randn(1, 3, 16, 7))
     with pytest.raises(ValueError, match="periodic axis 1 has 18 cells, no multiple of the patch of 4"):
         operator(periodic=(True, False)).on_grid(torch.randn(1, 3, 18, 16))
-    with pytest.raises(ValueError, match="patch must be a multiple of 4 for 2 levels, .* got 6"):
+    with pytest.raises(ValueError, match=r"patch must be a multiple of 4 for 2 levels, .* got 6"):
         operator(patch=6, levels=(4, 4))
     with pytest.raises(ValueError, match="overlap must be 0 to 4 cells"):
         operator(overlap=5)

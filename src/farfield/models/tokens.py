@@ -189,8 +189,8 @@ class Scatter(_Resample):
 class Residual(nn.Module):
     """x + conv(gelu(conv(norm(x)))), both convolutions three cells wide; the second begins at zero.
 
-    The norm is over the channels of each cell: one over the domain, as in a U-Net, would not be local. Beside the branch
-    the fields keep their size.
+    The norm is over the channels of each cell: one over the domain, as in a U-Net, would not be local. Beside the
+    branch the fields keep their size.
     """
 
     def __init__(self, features: int, space_dim: int, periodic: tuple[bool, ...]):
@@ -320,7 +320,7 @@ class Patches(nn.Module):
         x = exactly(self.gather, x)
         kept: list[Tensor] = []
         device = x.device.type
-        if self.inward and torch.is_autocast_enabled(device):  # what flows through the levels is as wide as the products
+        if self.inward and torch.is_autocast_enabled(device):  # the levels hold what their products can tell
             x = x.to(torch.get_autocast_dtype(device))
         for block, down in zip(self.inward, self.down, strict=False):
             kept.append(block(x))
