@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from farfield.processes import _free_port
+from farfield import processes
+from farfield.processes import _free_port, launch
 
 MEMBERS = Path(__file__).with_name("members_of_a_group.py")
 PULSE = 3.0  # seconds, the timeout
@@ -54,3 +55,19 @@ def test_a_lost_process_ends_the_others_with_a_sentence(group):
     said = {"killed": "lost another process", "frozen": f"no sign of life for {PULSE:g} s"}[end]
     assert all(codes) and any(said in errors for errors in words), words
     assert seconds < 60  # the wait itself is at most PULSE; machines are loaded
+
+
+def test_whoever_starts_processes_ends_them_all_and_says_which_was_killed(monkeypatch, capfd):
+    monkeypatch.setattr(processes, "_GRACE", 0.2)
+
+    def launched(first, second):
+        code = (
+            f"import os, signal, sys, time\n{first}\n" + f"if os.environ['RANK'] == '1':\n    {second}\ntime.sleep(600)"
+        )
+        return launch([sys.executable, "-c", code], 2)
+
+    assert launched("", "os.kill(os.getpid(), signal.SIGKILL)") == 128 + 9
+    assert "process 2 of 2 was ended by SIGKILL" in capfd.readouterr().err
+    assert launched("", "sys.exit(3)") == 3
+    # the last frozen, or deaf, process is ended, too
+    assert launched("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "sys.exit(75)") == 75

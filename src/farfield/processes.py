@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # whoever starts others need not wait for torch
 TIMEOUT = 30.0
 """Seconds without a sign of life after which a process counts as lost."""
 _LOST = 75  # the exit code of a process that stops because another is gone
+_GRACE = 2.0  # seconds in which processes end by themselves when one has failed, before they are told to
 
 
 def place(environment: Mapping[str, str] = os.environ) -> tuple[int, int, int] | None:
@@ -70,6 +71,9 @@ def joined(timeout: float = TIMEOUT, device: str | None = None) -> Iterator[Grou
         "nccl" if cuda else "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(days=1)
     )
     pulse = _Pulse(dist.TCPStore(host, store.port, size, False, timedelta(seconds=timeout)), rank, size, timeout)
+    if size > 1 and threading.current_thread() is threading.main_thread():
+        # whoever started it wants it to end: it does so as after an error, and removes what is half-written
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(_LOST))
     try:
         yield Processes()
     finally:
@@ -155,21 +159,38 @@ def launch(command: Sequence[str], devices: int, nodes: int = 1) -> int:
         )
         for local in range(devices)
     ]
+    codes: list[int | None] = []
     try:
         while any(child.poll() is None for child in children):
             if any(child.poll() not in (None, 0) for child in children):
-                time.sleep(1.0)  # the others end by themselves, as they hear of it
+                _wait(children, _GRACE)
                 break
             time.sleep(0.05)
     finally:
+        codes = [child.poll() for child in children]  # of those that ended by themselves
         for child in children:
-            if child.poll() is None:
-                child.send_signal(signal.SIGTERM)
+            child.terminate()
+        _wait(children, 5 * _GRACE)
         for child in children:
+            child.kill()  # a process that is frozen, or waits for one that is gone
             child.wait()
-    codes = [child.returncode for child in children]
-    told = [code for code in codes if code not in (0, _LOST, -signal.SIGTERM)]
-    return next(iter(told), max(map(abs, codes)))
+    for number, code in enumerate(codes, start=first + 1):
+        if code is not None and code < 0:
+            print(
+                f"error: process {number} of {devices * nodes} was ended by {signal.Signals(-code).name}: the others "
+                "were ended, too, and nothing was written",
+                file=sys.stderr,
+            )
+            return 128 - code
+    ended = [code for code in codes if code]
+    return next((code for code in ended if code != _LOST), max(ended, default=0))
+
+
+def _wait(children: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Until all have ended, but no longer than this."""
+    until = time.monotonic() + seconds
+    while any(child.poll() is None for child in children) and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def _free_port() -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -116,8 +117,13 @@ class Processes(Group):
         except RuntimeError as error:
             raise Lost(
                 f"process {self.rank + 1} of {self.size} has lost another process of its group, so it stops and "
-                f"writes nothing; see what that one said last ({str(error).splitlines()[0]})"
+                f"writes nothing; see what that one said last ({_in_short(error)})"
             ) from None
+
+
+def _in_short(error: RuntimeError) -> str:
+    """What gloo or NCCL say, without the place in their sources and their advice."""
+    return re.sub(r"^\[[^\]]*\] ", "", str(error).splitlines()[0]).split(". ")[0]
 
 
 class InTurn:

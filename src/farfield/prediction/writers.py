@@ -299,7 +299,7 @@ def writer(
         whole.finish()
         return
     partial = out.with_name(f".{out.name}.{group.gather(uuid.uuid4().hex[:8])[0]}.partial")
-    with _removed(group, partial):
+    with _removed(partial):
         if group.rank == 0:
             make_folder(out.parent)
             frame(partial)
@@ -314,25 +314,25 @@ def pieces_folder(out: Path, group: Group) -> Iterator[Path]:
     """Where the members write their pieces, before all of them are there; removed if anything goes wrong."""
     all_can_write(group, out.parent)
     folder = out.with_name(f".{out.stem}.{group.gather(uuid.uuid4().hex[:8])[0]}.partial")
-    with _removed(group, folder):
+    with _removed(folder):
         folder.mkdir(exist_ok=True)
         yield folder
 
 
 @contextlib.contextmanager
-def _removed(group: Group, partial: Path) -> Iterator[None]:
-    """What is not whole goes, whatever ends this."""
+def _removed(partial: Path) -> Iterator[None]:
+    """What is not whole goes, whatever ends this: the first member may be gone, so whoever notices removes it."""
 
     def remove() -> None:
-        if group.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.unlink(missing_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.unlink(missing_ok=True)
 
     with undoing(remove):
         try:
             yield
-        finally:
+        except BaseException:
             remove()
+            raise
 
 
 def all_can_write(group: Group, folder: Path) -> None:
