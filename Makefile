@@ -16,7 +16,7 @@ demo: $(VENV)/installed
 	$(BIN)/farfield reproduce swe --preset quick $(OPTIONS)
 
 test: $(VENV)/installed lint
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

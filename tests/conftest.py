@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,13 +8,22 @@ import torch
 from hypothesis import HealthCheck, settings
 
 matplotlib.use("agg")
+# One thread per worker, also in the processes that tests start: more would wait for one another's cores.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Examples are drawn the same way in every run: a failure is reproducible, and no run is luckier than another.
 settings.register_profile(
     "farfield", max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("farfield")
+
+
+def pytest_collection_modifyitems(items):
+    """Users of an experiment that takes long come first, together: one of the workers makes it, once."""
+    costly = ("urban_reproduced", "reproduced")
+    items.sort(key=lambda item: next((i for i, name in enumerate(costly) if name in item.fixturenames), len(costly)))
+
 
 TINY_MODEL = {
     "encoding.decay_length": 250.0,  # the presets' own are shorter than these few cells

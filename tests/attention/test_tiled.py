@@ -76,9 +76,9 @@ def test_learned_decay_lengths_get_the_gradients_of_the_formula():
 @pytest.mark.parametrize("encoding", [ff.LAAPE(60.0), ff.LASPE(60.0), ff.ALiBi(1 / 30)], ids=lambda e: type(e).__name__)
 def test_large_logits_keep_the_error_within_the_tolerance(encoding, scale):
     """q and k scaled by 4 have logits with a standard deviation of 16: single far keys may win."""
-    points = jittered_grid(96, 8.0).float()
+    points = jittered_grid(64, 8.0).float()
     q, k, v = (normal(1, 1, len(points), 64, seed=s) for s in range(3))
-    some = torch.arange(0, len(points), 7)
+    some = torch.arange(0, len(points), 3)
     q, k = scale * q, scale * k
     expected = ff.local_attention(q[:, :, some], k, v, points[some], points, encoding=encoding, backend="reference")
     result = ff.local_attention(q, k, v, points, encoding=encoding, backend="tiled")[:, :, some]

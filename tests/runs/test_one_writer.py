@@ -74,6 +74,18 @@ def test_a_second_training_into_a_folder_is_refused_and_changes_nothing(tiny, tm
     assert {path: path.read_bytes() for path in run.folder.iterdir() if path.is_file()} == before
 
 
+@pytest.mark.parametrize("resume", [False, True], ids=["begun", "continued"])
+def test_what_a_killed_training_left_half_written_is_gone_when_it_is_begun_or_continued(tiny, tmp_path, resume):
+    run = Run(tmp_path / "run")
+    if resume:
+        run.create(tiny, {"spec": 1})
+    run.folder.mkdir(exist_ok=True)
+    for path in (run.config_path, run.dataset_path, run.state_path, run.losses_path):
+        path.with_name(f".{path.name}.0123abcd.partial").write_text("half")
+    with run.begun(tiny, {"spec": 1}, resume=resume):
+        assert sorted(path.name for path in run.folder.iterdir()) == [".lock", "config.yaml", "dataset.json"]
+
+
 def test_what_two_evaluations_find_at_once_is_all_kept(tmp_path):
     run = Run(tmp_path)
     first, second = (Record.open(run, {scale: f"data {scale}"}) for scale in ("1", "10"))

@@ -107,6 +107,12 @@ class Run:
             if resume:
                 self.reopen(dataset)
             else:
+                self.check_new()
+            remove_partials(  # of whoever was killed here, at its beginning or later
+                self.config_path, self.dataset_path, self.provenance_path, self.best_path, self.last_path,
+                self.state_path, self.losses_path, self.validation_path,
+            )  # fmt: skip
+            if not resume:
                 self.create(config, dataset)
             yield
 
@@ -125,10 +131,6 @@ class Run:
                     f"{self} was trained on other data: its {name} is {before.get(name)}, the dataset's is "
                     f"{dataset.get(name)}; give the dataset it began with by --data, or start a new run"
                 )
-        remove_partials(
-            self.config_path, self.dataset_path, self.provenance_path, self.best_path, self.last_path, self.state_path,
-            self.losses_path, self.validation_path,
-        )  # fmt: skip
 
     def settings(self) -> dict[str, Any]:
         """The configuration as plain values; a :class:`farfield.problems.Problem` gives them their type."""

@@ -52,7 +52,7 @@ def test_volume_of_buildings_is_kept_at_every_angle_and_phase(angle: float, phas
     assert lattice.solid.min() >= 0 and lattice.solid.max() <= 1
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.floats(-45, 45), st.integers(0, 1000))
 def test_fractions_equal_the_share_of_points_inside(angle: float, seed: int) -> None:
     """The slow reference: every cell is filled with points, each of which is inside a building or not."""

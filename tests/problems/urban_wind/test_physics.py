@@ -39,7 +39,7 @@ def start(openings: Openings, deficit: np.ndarray | None = None) -> tuple[np.nda
     return _start(openings, ROUGHNESS, deficit)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from([0.0, 25.0, -45.0]), st.booleans())
 def test_projected_wind_has_no_divergence_and_enters_no_wall(seed: int, angle: float, slowed: bool) -> None:
     openings = city(seed, angle)
