@@ -95,7 +95,7 @@ class Split(WellFiles):
     def grids(self, simulation: int, states: slice = slice(None)) -> NDArray[np.float32]:
         """Fields in physical units, (T, F, cells...)."""
         values = self.read(simulation, states)
-        return values.swapaxes(1, 2).reshape(len(values), -1, *self.domain.cells)
+        return np.ascontiguousarray(values.swapaxes(1, 2)).reshape(len(values), -1, *self.domain.cells)
 
 
 def open_split(folder: str | Path, split: str) -> Split:
