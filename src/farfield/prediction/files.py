@@ -68,8 +68,10 @@ def predict_file(
     arrays = _state_file(source)
     if arrays is not None:
         _check_ending(out, _POINTS)
+        if start:
+            raise ValueError(f"--start is for states in time, {source.name} holds the ones to start from")
         refuse_overwriting([out], force, [source])
-        spread(lambda group: _points(predictor, source, dict(arrays), out, group, steps))
+        spread(lambda group: _points(predictor, dict(arrays), out, group, steps))
     elif out.suffix in (*_HDF5, ".pvti"):
         refuse_overwriting([out], force, [source])
         from farfield.data.hints import Hints
@@ -142,13 +144,15 @@ def _state_file(source: Path) -> dict[str, NDArray] | None:
     arrays = read_arrays(source)
     if any(name.startswith(("states/", "outputs/")) for name in arrays) or "spacing" in arrays:
         return None
+    if "positions" not in arrays and (source.parent / "dataset.yaml").is_file():
+        return None  # that says the rest
     if "positions" not in arrays:
         raise ValueError(f"{source} has no array 'positions', it has {', '.join(arrays) or 'no arrays'}")
     arrays.pop("time", None)  # as in the files written here
     return arrays
 
 
-def _points(predictor: Any, source: Path, arrays: dict[str, NDArray], out: Path, group: Group, steps: int) -> None:
+def _points(predictor: Any, arrays: dict[str, NDArray], out: Path, group: Group, steps: int) -> None:
     spec, positions, boundary = predictor.spec, arrays.pop("positions"), arrays.pop("boundary", None)
     extent, known = arrays.pop("extent", None), {}
     for kind, names in (("inputs", tuple(grouped(spec.inputs, spec))), ("parameters", spec.parameters)):
