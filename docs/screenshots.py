@@ -45,7 +45,7 @@ def shoot(page: Path, name: str, out: Path) -> list[str]:
         with tempfile.TemporaryDirectory() as folder:
             seen = look(page, Path(folder), width, height)
         picture = Image.fromarray((255 * seen.picture[..., :3]).astype(np.uint8))
-        picture.quantize(128).save(out / f"{name}-{width}.png", optimize=True)  # a third of the bytes
+        picture.quantize(256).save(out / f"{name}-{width}.png", optimize=True)  # a third of the bytes
         measured = seen.measured
         if seen.errors or measured["wide"] or measured["broken"] or measured["width"] > width:
             wrong.append(f"{name} at {width}: {seen.errors} {measured}")

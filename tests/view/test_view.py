@@ -86,6 +86,7 @@ def test_the_error_is_of_the_vector(wind, tmp_path):
     data = data_of(page)
     speed = data["fields"][0]
     assert set(speed["volumes"]) == {"prediction", "truth", "error"}
+    assert np.allclose([np.min(data["outline"], 0), np.max(data["outline"], 0)], [[0, 0], [240, 160]], atol=1e-6)
     assert speed["error"][1] == pytest.approx(0.1 * speed["range"][1], rel=0.02)
 
 

@@ -44,7 +44,7 @@ def report(
     from farfield.api import report
 
     print(f"{report(runs, out, force=force)}: open it in a browser; tables and figures are beside it")
-    say_next(f"farfield predict --model {runs[-1]} --input FILE --out FILE", "of wind, --buildings FILE")
+    say_next(f"farfield predict --model {runs[0]} --input FILE --out FILE", "of wind, --buildings FILE")
 
 
 def view(

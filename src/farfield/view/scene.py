@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial import ConvexHull
 
 from farfield.style import FIELD_MAP
 from farfield.view.page import colours, encoded, page, rounded
@@ -53,12 +54,25 @@ def scene_page(volumes: Mapping[str, Volume], buildings: NDArray[np.float32] | N
     note = f"{some.told}. Drag turns, wheel or pinch zooms, shift and drag moves."
     data = {
         "bounds": [float(end) for axis in (some.x, some.y) for end in edges(axis)[[0, -1]]],
-        "cells": list(some.shape[:2]),
+        "cells": list(some.shape[:2]), "outline": _outline(some),
         "heights": some.z.tolist(), "start": int(np.abs(some.z - START).argmin()), "fields": fields, "lines": lines,
         "buildings": encoded((blocks(some) if buildings is None else buildings).astype(np.float32)),
         "colours": colours(FIELD_MAP), "note": note,
     }  # fmt: skip
     return page("scene.html", data)
+
+
+def _outline(volume: Volume) -> list[list[float]]:
+    """Corners of the convex region of air, seen from above: the grid around it is larger where the wind is oblique."""
+    (x0, x1), (y0, y1) = (edges(axis)[[0, -1]].tolist() for axis in (volume.x, volume.y))
+    air = np.isfinite(next(iter(volume.fields.values()))).any(axis=(0, 3))
+    if min(air.sum(0).max(initial=0), air.sum(1).max(initial=0)) < 2:  # a line, which has no region
+        return [[x0, y0], [x1, y0], [x1, y1], [x0, y1]]
+    i, j = np.nonzero(air)
+    steps = [np.diff(edges(axis)).max() / 2 for axis in (volume.x, volume.y)]
+    centres = np.stack([volume.x[i], volume.y[j]], axis=-1)
+    corners = np.concatenate([centres + np.multiply(steps, sign) for sign in ((1, 1), (1, -1), (-1, 1), (-1, -1))])
+    return corners[ConvexHull(corners).vertices].tolist()
 
 
 def _magnitude(values: NDArray) -> NDArray:
