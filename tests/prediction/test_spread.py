@@ -116,6 +116,20 @@ def test_a_failing_part_leaves_nothing_behind(predictor, states):
         assert sorted(states.iterdir()) == before
 
 
+def test_fewer_points_than_members(predictor, states):
+    rng = np.random.default_rng(1)
+    few = {"positions": np.array([[0.5, 0.5], [3.5, 2.5]]), "u": rng.normal(size=(3, 2)), "v": rng.normal(size=(3, 2))}
+    np.savez(states / "few.npz", **few)
+    one, five = states / "one.npz", states / "five.npz"
+    predict_file(predictor, states / "few.npz", one)
+    predict_file(predictor, states / "few.npz", five, parts=InTurn(5).run)
+    for name in ("positions", "u", "v"):
+        np.testing.assert_allclose(np.load(five)[name], np.load(one)[name], atol=1e-5)
+    np.savez(states / "single.npz", **{name: a if name == "positions" else a[0] for name, a in few.items()})
+    predict_file(predictor, states / "single.npz", states / "few.pvtu", parts=InTurn(5).run)
+    assert pv.read(states / "few.pvtu").n_points == 2
+
+
 def test_a_folder_that_not_all_can_write_is_refused(predictor, states):
     (states / "file").write_text("")
     with pytest.raises(OSError, match="member 1 of 2 cannot write"):

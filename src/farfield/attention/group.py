@@ -60,8 +60,8 @@ class Group(ABC):
         values = self.gather(value)
         if other := next((r for r, v in enumerate(values) if v != values[0]), None):
             raise ValueError(
-                f"all {self.size} members of a group must have the same {what}: member 0 has {values[0]}, member "
-                f"{other} has {values[other]}. Start all of them with the same model, options and input"
+                f"all {self.size} members of a group must have the same {what}: member 1 has {values[0]}, member "
+                f"{other + 1} has {values[other]}. Start all of them with the same model, options and input"
             )
 
 

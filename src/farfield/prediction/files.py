@@ -187,7 +187,7 @@ def _grid(predictor: Any, files: WellFiles, out: Path, group: Group, steps: int,
     cells = tuple(map(len, centres))
     needed = 8 * math.prod(cells) * (len(spec.fields) + len(cells)) // group.size
     check_memory(needed, f"one state of {files.paths[0]}")
-    group.agree("input", fingerprint(*(axis.tobytes() for axis in centres)))
+    group.agree("input", fingerprint(*(axis.tobytes() for axis in centres))[:16])
     tokens = getattr(predictor.model, "tokens", None)
     block = split_grid(cells, group.size, 1 if tokens is None else tokens.patch)[group.rank]
     axes = [axis[cut] for axis, cut in zip(centres, block, strict=True)]
@@ -257,7 +257,7 @@ def _share(predictor: Trained, points: NDArray[np.float64], group: Group) -> NDA
     """The points of this member."""
     if group.size == 1:
         return np.arange(len(points))
-    group.agree("input", fingerprint(points.tobytes()))
+    group.agree("input", fingerprint(points.tobytes())[:16])
     where = torch.from_numpy(points * np.asarray(predictor.position_scale))
     return domain_parts(predictor.model, where, group.size)[group.rank]
 

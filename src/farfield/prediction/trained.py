@@ -8,6 +8,7 @@ standardisation) and ``best.safetensors``. The shipped ones are runs without wha
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -236,7 +237,8 @@ class Trained:
                 raise ValueError(
                     f"{kind} {name} was learned on a logarithmic scale and must be positive, it holds {array.min():.3g}"
                 )
-            columns.append(array.astype(np.float64).reshape(-1, points, len(parts)))
+            states = math.prod(scalar[:-1])  # a member of a group may have no points, which leaves -1 undefined
+            columns.append(array.astype(np.float64).reshape(states, points, len(parts)))
         if not columns:
             return torch.zeros(1, points, 0, dtype=torch.float64), (points,), np.dtype(np.float32)
         assert shape is not None

@@ -173,8 +173,9 @@ class _Mesh(Writer):
 
     def flat(self) -> dict[str, NDArray[np.float32]]:
         """The last state, (N, components)."""
+        widths = {name: v.shape[-1] if name in self.part.vectors else 1 for name, v in self.last.items()}
         count = len(self.part.positions)
-        return {name: np.asarray(values, np.float32).reshape(count, -1) for name, values in self.last.items()}
+        return {name: np.asarray(v, np.float32).reshape(count, widths[name]) for name, v in self.last.items()}
 
     def finish(self) -> None:
         from farfield.data.vtk import on_mesh, points_mesh, write_vtk
@@ -344,7 +345,7 @@ def all_can_write(group: Group, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path.touch()
     except OSError as error:
-        problem = str(error)
+        problem = f"{folder} ({error.strerror or error})"
     problems = group.gather(problem)
     missing = [r for r in range(group.size) if not (folder / f".{token}-{r}.partial").exists()]
     unseen = group.gather(missing)
@@ -352,8 +353,8 @@ def all_can_write(group: Group, folder: Path) -> None:
         path.unlink()
     if failed := [r for r, found in enumerate(problems) if found is not None]:
         raise OSError(
-            f"member {failed[0] + 1} of {group.size} cannot write to {folder} ({problems[failed[0]]}): choose one for "
-            "--out that all machines share and may write"
+            f"member {failed[0] + 1} of {group.size} cannot write to {problems[failed[0]]}: choose a folder for --out "
+            "that all machines share and may write"
         )
     if alone := [r for r, others in enumerate(unseen) if others]:
         raise OSError(
