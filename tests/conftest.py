@@ -11,6 +11,7 @@ matplotlib.use("agg")
 # One thread per worker, also in the processes that tests start: more would wait for one another's cores.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 # Examples are drawn the same way in every run: a failure is reproducible, and no run is luckier than another.
 settings.register_profile(

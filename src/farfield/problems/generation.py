@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -331,12 +332,16 @@ class GridGeneration:
 def _threads(workers: int | None) -> Iterator[None]:
     import numba  # half a second, and only where something is solved
 
+    torch = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch else 0
     before = numba.get_num_threads()
     numba.set_num_threads(min(workers or before, before))  # more threads than cores would not help
     try:
         yield
     finally:
         numba.set_num_threads(before)
+        if torch:  # numba's start gives OpenMP a thread per core, whatever torch was told
+            torch.set_num_threads(threads)
 
 
 @contextmanager
