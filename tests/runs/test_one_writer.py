@@ -80,7 +80,7 @@ def test_what_a_killed_training_left_half_written_is_gone_when_it_is_begun_or_co
     if resume:
         run.create(tiny, {"spec": 1})
     run.folder.mkdir(exist_ok=True)
-    for path in (run.config_path, run.dataset_path, run.state_path, run.losses_path):
+    for path in (run.config_path, run.dataset_path, run.state_path, run.losses_path, run.finetune_path):
         path.with_name(f".{path.name}.0123abcd.partial").write_text("half")
     with run.begun(tiny, {"spec": 1}, resume=resume):
         assert sorted(path.name for path in run.folder.iterdir()) == [".lock", "config.yaml", "dataset.json"]

@@ -137,7 +137,7 @@ def finetune(
     )
     if not is_first_process():
         return
-    with (done.folder / "finetune.csv").open(newline="") as file:
+    with done.finetune_path.open(newline="") as file:
         for row in csv.DictReader(file):
             if row["metric"] in ("l1", "l1_step"):
                 print(f"{row['stage']:>6}, s = {row['scale']}: {row['field']} {100 * float(row['value']):.2f} %")

@@ -75,7 +75,7 @@ class OwnProblem(Problem):
                 found, _ = subject.measure(scale, subject.wanted(scale, Amount(rollouts=0)), lambda _: None)
                 rows += [(stage, size, scale, *numbers) for numbers in found]
         columns = ("stage", "data", "scale", "field", "metric", "horizon", "value", "samples")
-        write_table(run.folder / "finetune.csv", columns, rows)
+        write_table(run.finetune_path, columns, rows)
 
     def predict_file(self, run: Run, options: Mapping[str, Any], out: Path, device: Device = None) -> str:
         return predict_states(self, run, options, out, device)

@@ -65,6 +65,7 @@ class Run:
         self.state_path = self.folder / "state.pt"
         self.losses_path = self.folder / "losses.csv"
         self.validation_path = self.folder / "validation.csv"
+        self.finetune_path = self.folder / "finetune.csv"
         self.tensorboard_path = self.folder / "tensorboard"
         self.rows_path = self.folder / "evaluation.csv"
         self.evaluation_path = self.folder / "evaluation.json"
@@ -110,7 +111,7 @@ class Run:
                 self.check_new()
             remove_partials(  # of whoever was killed here, at its beginning or later
                 self.config_path, self.dataset_path, self.provenance_path, self.best_path, self.last_path,
-                self.state_path, self.losses_path, self.validation_path,
+                self.state_path, self.losses_path, self.validation_path, self.finetune_path,
             )  # fmt: skip
             if not resume:
                 self.create(config, dataset)
