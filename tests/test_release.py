@@ -130,6 +130,8 @@ def test_every_missing_package_has_an_extra_that_brings_it():
             naming_extras(),
         ):
             raise ModuleNotFoundError(f"No module named '{name}.part'", name=f"{name}.part")
+    with pytest.raises(ModuleNotFoundError, match=r"farfield\[view\]"), naming_extras(), naming_extras("view"):
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'other'"), naming_extras():
         raise ModuleNotFoundError("No module named 'other'", name="other")
 

@@ -33,7 +33,7 @@ def naming_extras(extra: str | None = None) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
-        if missing not in EXTRAS:
+        if missing not in EXTRAS or "pip install 'farfield[" in str(error):  # an inner block knew better
             raise
         brings = extra or EXTRAS[missing]
         raise ModuleNotFoundError(
