@@ -1,15 +1,19 @@
 """From how many points on tiled attention wins, and what "auto" chooses: a table by axes, encoding and decay length.
 
-    python benchmarks/break_even.py [--markdown FILE]
+    python benchmarks/break_even.py [--json FILE] [--markdown FILE]
+
+With ``--json`` it goes on where the file ends.
 
 Points fill a cube of width 1000, three heads of 64. CPU seconds of the process, the better of two runs, plans included.
 """
 
 import argparse
+import json
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,62 +26,74 @@ HEADER = "| axes | encoding | decay length | points | dense [s] | tiled [s] | au
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """CPU seconds, the better of two runs; infinite where the call is refused."""
-    best = float("inf")
-    for _ in range(2):
-        start = time.process_time()
-        try:
-            run()
-        except ValueError:  # the domain is too wide for the dense backend's channels
-            return float("inf")
-        best = min(best, time.process_time() - start)
-    return best
+    """CPU seconds; infinite where the call is refused."""
+    start = time.process_time()
+    try:
+        run()
+    except ValueError:  # the domain is too wide for the dense backend's channels
+        return float("inf")
+    return time.process_time() - start
 
 
-def measure(axes: int, encoding: ff.Encoding, points: int) -> tuple[dict[str, float], str]:
-    """CPU seconds by backend, and what "auto" takes."""
+def measure(axes: int, encoding: ff.Encoding, points: int) -> dict[str, Any]:
+    """CPU seconds by backend, the better of two runs in turn, and what "auto" takes."""
     generator = torch.Generator().manual_seed(points)
     where = 1000 * torch.rand(points, axes, generator=generator)
     q, k, v = (torch.randn(1, 3, points, 64, generator=generator) for _ in range(3))
-    found = {
-        backend: seconds(lambda b=backend: ff.local_attention(q, k, v, where, encoding=encoding, backend=b))  # type: ignore[misc]
-        for backend in ("dense", "tiled", "auto")
-    }
-    return found, ff.explain_backend(q, where, encoding=encoding).partition(":")[0]
+    found: dict[str, Any] = dict.fromkeys(("dense", "tiled", "auto"), float("inf"))
+    for backend in 2 * ["dense", "tiled", "auto"]:
+        taken = seconds(lambda b=backend: ff.local_attention(q, k, v, where, encoding=encoding, backend=b))  # type: ignore[misc]
+        found[backend] = min(found[backend], taken)
+    return found | {"takes": ff.explain_backend(q, where, encoding=encoding).partition(":")[0]}
 
 
-def rows() -> list[str]:
-    """The table, line by line; printed as it grows."""
+def cases() -> list[tuple[int, str, float, int]]:
+    """Axes, encoding, decay length and points of each row."""
+    return [(a, e, x, n) for a in (1, 2, 3) for e in ("LAAPE", "LASPE") for x in LENGTHS for n in SIZES]
+
+
+def fill(file: Path | None) -> dict[str, dict[str, Any]]:
+    """The rows of all cases, small ones first; what ``file`` holds is not measured again, and it grows row by row."""
+    done: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file is not None and file.exists() else {}
+    for case in sorted(cases(), key=lambda case: case[3]):
+        if str(case) in done:
+            continue
+        axes, name, length, points = case
+        done[str(case)] = found = measure(axes, getattr(ff, name)(length), points)
+        print(case, found, flush=True)
+        if file is not None:
+            file.write_text(json.dumps(done, indent=1))
+    return done
+
+
+def table(done: dict[str, dict[str, Any]]) -> list[str]:
+    """The rows as Markdown, and how far "auto" is from the better one."""
     lines, ratios = [HEADER, "|" + "---|" * 9], []
-    print("\n".join(lines), flush=True)
-    for axes in (1, 2, 3):
-        for make in (ff.LAAPE, ff.LASPE):
-            for length in LENGTHS:
-                for points in SIZES:
-                    found, chosen = measure(axes, make(length), points)
-                    ratios.append(found["auto"] / min(found["dense"], found["tiled"]))
-                    lines.append(
-                        f"| {axes} | {make.__name__} | {length:g} | {points} | {found['dense']:.3f} | "
-                        f"{found['tiled']:.3f} | {chosen} | {found['auto']:.3f} | {ratios[-1]:.2f} |"
-                    )
-                    print(lines[-1], flush=True)
-    within = sum(ratio <= 1.1 for ratio in ratios)
-    lines += [
+    for case in cases():
+        if str(case) in done:
+            found = done[str(case)]
+            ratios.append(found["auto"] / min(found["dense"], found["tiled"]))
+            shown = [f"{part:g}" if isinstance(part, float) else part for part in case]
+            cells = [*shown, *(f"{found[b]:.3f}" for b in ("dense", "tiled")), found["takes"], f"{found['auto']:.3f}"]
+            lines.append("| " + " | ".join(str(c) for c in [*cells, f"{ratios[-1]:.2f}"]) + " |")
+    within, most = sum(ratio <= 1.1 for ratio in ratios), max(ratios)
+    return [
+        *lines,
         "",
-        f"auto is within 1.10 of the better one in {within} of {len(ratios)} rows, at worst {max(ratios):.2f}.",
+        f"auto is within 1.10 of the better one in {within} of {len(ratios)} rows, at worst {most:.2f}.",
     ]
-    print(lines[-1])
-    return lines
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="the points lie")  # spacings differ, the wavelengths do not
     with torch.no_grad():
-        table = rows()
+        lines = table(fill(arguments.json))
+    print("\n".join(lines))
     if arguments.markdown:
         about = "`python benchmarks/break_even.py`: CPU seconds on one thread, three heads of 64, plans included.\n\n"
-        arguments.markdown.write_text(LEADS["break_even"] + "\n\n" + about + "\n".join(table) + "\n")
+        arguments.markdown.write_text(LEADS["break_even"] + "\n\n" + about + "\n".join(lines) + "\n")

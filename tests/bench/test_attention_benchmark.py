@@ -15,9 +15,9 @@ def test_the_benchmark_measures_tables_and_draws(monkeypatch, tmp_path):
     assert said[0] == "s = 1, LAAPE ..."
     for row in results["rows"]:
         assert 0 < row["error_over_tolerance"] < 1
-        assert row["certified_over_estimated_pairs"] >= 1
+        assert row["certified_over_estimated_pairs"] > 0.8  # sounding may leave out more than the estimate
         assert row["tiled_seconds"] > 0 and row["dense_seconds"] > 0
-        assert 0 < row["pairs_over_all"] <= 1
+        assert 0 < row["least_by_query"] < row["least_by_tiles"] <= row["pairs_over_all"] <= 1
         assert row["tiled_queries_measured"] <= row["points"]
     assert any(row["tiled_queries_measured"] < row["points"] for row in results["rows"])
     assert all(max(row["errors"].values()) < 1e-3 for row in results["gradients"])
