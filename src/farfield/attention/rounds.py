@@ -19,12 +19,17 @@ from farfield.attention.certificate import Certificate, Limits, lowest_of
 from farfield.attention.reading import Found, Given, Read, Reader
 from farfield.attention.sounding import sound
 
-# The first round reads so far (in Phi beyond the best key) that less than 60 times the tolerance is left of the mass,
-# if logits are alike.
-_LEFT_AT_FIRST = 4.0
 # What sounding a pair costs beside reading it, and how many pairs it must spare: it is done tile by tile.
 _SOUNDING = 0.5
 WORTH_SOUNDING = 300_000
+
+
+def first_reach(tolerance: float) -> float:
+    """How far (in Phi beyond the best key) every tile reads at first.
+
+    About exp(4) = 55 times the tolerance is left of the mass then, if logits are alike: no key is read in vain.
+    """
+    return max(1.0, -math.log(tolerance) - 4.0)
 
 
 @dataclass
@@ -46,8 +51,8 @@ class Rounds:
         lse = torch.full(given.q.shape[:2], -torch.inf, dtype=torch.float64, device=given.q.device)
         found = Found(torch.zeros_like(given.q), lse, torch.zeros_like(lse))
         self.counts = torch.zeros(len(self.plan.queries), dtype=torch.int64)
-        first = max(1.0, -math.log(self.plan.tolerance) - _LEFT_AT_FIRST)
-        self._read_up_to(self.reach.counts(first).clamp(min=1).minimum(self.reach.lengths()), given, found)
+        first = self.reach.counts(first_reach(self.plan.tolerance))
+        self._read_up_to(first.clamp(min=1).minimum(self.reach.lengths()), given, found)
         mass, outputs = lowest_of(found.lse - found.offset, self.plan.subtiles), self._largest_outputs(found)
         limits = self.certificate.limits(mass, self.counts, outputs)
         self.short = limits.short

@@ -9,6 +9,7 @@ processor, so that other work on the machine does not count.
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -66,6 +67,8 @@ def benchmark_attention(scales: tuple[int, ...] = (1, 2, 4, 10), say: Callable[[
         "torch": torch.__version__,
         "processor": platform.machine(),
         "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[2], 1),
+        "cores": os.cpu_count(),
         "tolerance": TOLERANCE,
         "rows": rows,
         "gradients": [_gradients(e) for e in (LAAPE(DECAY_LENGTH), LASPE(DECAY_LENGTH))],
@@ -300,8 +303,9 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         f"`farfield bench attention`, torch {results['torch']} on {results['threads']} threads; {HEADS} heads of "
         f"{HEAD_DIM}, decay length {DECAY_LENGTH:g}, spacing 1000/127, float32, tolerance {results['tolerance']:g}. "
-        "Every tile is certified; beside it the same without certificate (certify=False). CPU seconds for all points; "
-        "a star marks figures scaled up from a sample of queries.",
+        "Every tile is certified; beside it the same without certificate (certify=False). CPU seconds for all points, "
+        f"at a load of {results['load']} on {results['cores']} cores; a star marks figures scaled up from a sample of "
+        "queries.",
         "",
         "| " + " | ".join(columns) + " |",
         "|" + "---|" * len(columns),
@@ -329,6 +333,17 @@ def markdown(results: dict[str, Any]) -> str:
             "" if r["bytes_per_point"] is None else f"{r['bytes_per_point'] / 1000:.1f}",
         ]
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    bounds = [
+        f"{1 / r['least_by_tiles']:.1f} (s = {r['scale']}, {r['encoding']})"
+        for r in results["rows"]
+        if r["least_by_tiles"]
+    ]
+    lines += [
+        "",
+        "If every 256 queries knew beforehand which tiles of 64 keys they need not read, and a pair cost what it costs "
+        f"dense attention, the speed-up could be at most {', '.join(bounds)}: that is what the tolerance alone asks "
+        "for. To be certain, without knowing the weights, costs what is sounded besides.",
+    ]
     lines += ["", "| forward and backward | cost per pair / dense | error of dq | dk | dv |", "|---|---|---|---|---|"]
     for r in results["gradients"]:
         e = r["errors"]
