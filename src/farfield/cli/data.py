@@ -49,7 +49,8 @@ def generate(
     settings = generation.configure(preset, seed, scales, changes)
     out = out or Path("data") / f"{problem}-{preset}"
     print(generation.make(settings, out, workers, Console(stderr=True), share))
-    say_next(f"farfield train {problem} --preset {preset} --data {out}")
+    if (out / "README.md").exists():  # of several jobs, the last one joins all parts and writes it
+        say_next(f"farfield train {problem} --preset {preset} --data {out}")
 
 
 def check(
