@@ -75,8 +75,8 @@ def quick(encoding: EncodingName, dataset: str, seed: int = 0) -> SteppingRun:
             "training.precision": "float32",
             "training.average": 0.99,
             "training.batch_size": 4,
-            "training.steps": 800,
-            "training.validate_every": 400,
+            "training.steps": 500,
+            "training.validate_every": 250,
             "training.validation_items": 20,
         }
     )
@@ -105,7 +105,7 @@ PROBLEM = SteppingProblem(
     presets={
         "quick": Preset(
             quick,
-            minutes=4,
+            minutes=2,
             amounts={"7": Amount(4, rollouts=1), "10": Amount(2, rollouts=0)},
             dense_amounts={
                 "2": Amount(8, rollouts=1),
