@@ -122,9 +122,10 @@ def _parts(certificate: Certificate, tile: int, first: int, bounds: tuple[Tensor
 def _chunks(listed: Tensor, places: Tensor) -> list[Tensor]:
     """Places in the list, some neighbours at a time, the furthest first."""
     where = places.nonzero()[:, 0]
+    if len(where) == 0:  # parts may rule out one by one what the tile as a whole could not
+        return []
     by_memory = where[listed[where].argsort()]
-    chunks = list(by_memory.split(_TILES))
-    return sorted(chunks, key=lambda chunk: -int(chunk.min()))
+    return sorted(by_memory.split(_TILES), key=lambda chunk: -int(chunk.min()))
 
 
 def _gather(reader: Reader, tile: int, chunk: Tensor, size: Tensor, given: Given) -> Tensor:
