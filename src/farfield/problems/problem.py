@@ -68,6 +68,8 @@ class Imported:
         self._module, self._name = module, name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # such as pickle asks for, of one that has no module yet
+            raise AttributeError(attribute)
         return getattr(getattr(importlib.import_module(self._module), self._name), attribute)
 
 

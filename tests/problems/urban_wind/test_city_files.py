@@ -156,7 +156,7 @@ def test_the_command_says_what_is_missing(urban_run, stl, tmp_path) -> None:
         ("give either", "--model", urban_run, "--buildings", stl, "--input", "state.npz"),
         ("needs --roughness (z0 in metres) and --wind-direction", "--model", urban_run, "--buildings", stl),
         ("it needs --buildings with a file of buildings", "--model", urban_run, "--input", stl),
-        ("a model of swe: it needs --input with states", "--model", "swe-laape", "--buildings", stl),
+        ("a model of swe: it needs --input with data", "--model", "swe-laape", "--buildings", stl),
     ):
         result = run(*arguments, *out)
         assert isinstance(result.exception, ValueError) and message in str(result.exception)
