@@ -23,13 +23,13 @@ def normal(*shape, seed=1, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-# 7: rows that read for themselves and with their tile; 161: weights of FlashBias near zero; 1394: parts of a tile that
-# have nothing left to look at
+# 7: rows that read for themselves and with their tile; 161: weights of FlashBias near zero; 701: values a hundred times
+# those of other queries of the tile; 1394: parts of a tile that have nothing left to look at
 @torch.no_grad()
-@pytest.mark.parametrize("seed", [7, 161, 1394, *range(50_000, 50_025)])
+@pytest.mark.parametrize("seed", [7, 161, 701, 1394, *range(50_000, 50_025)])
 def test_no_adversarial_cloud_is_above_the_tolerance(seed):
     case = adversarial_attention.draw_case(seed, 2000 if seed == 161 else 400)
-    exact = case.attend(torch.float64, backend="reference")
+    exact = adversarial_attention.exactly(case)
     for tolerance, dtype in adversarial_attention.TOLERANCES:
         assert adversarial_attention.ratio(case, exact, tolerance, dtype) <= 1
 

@@ -1,15 +1,18 @@
 """How many keys a tile must read so that what it leaves out is certain not to matter.
 
 For a query i let K be the keys it has read, Z = sum_K exp(s_ij) their mass, s_ij = q_i . k_j / sqrt(D) - w_i Phi_ij the
-logits (q and k rotated; w = 1 but for FlashBias), o its output over K, and D the keys left out. *The promise*:
+logits (q and k rotated; w = 1 but for FlashBias), o its output over K, and D the keys left out. *The promise*, for each
+query of each head:
 
-    | o - o_exact |  <=  tolerance V,      V = the largest |v_j| that the query's tile has read,
+    | o - o_exact |  <=  tolerance V,      V = sum_j p_ij |v_j|,      p_ij the exact weights,
 
-or ``tolerance`` times the largest of all |v_j| of the head, if that is more; | | is the Euclidean norm over channels.
+with ``tolerance`` times the largest |v_j| of the head in the place of V, if that is more. V is the mean size of the
+values that the query attends to, never more than the largest in its reach; | | is the Euclidean norm over channels.
 
-*Proof.* Put e_j = exp(s_ij). Then o_exact - o = sum_D e_j (v_j - o) / (Z + sum_D e_j), and |o| <= V, so that
+*Proof.* Put e_j = exp(s_ij), A = sum_K e_j |v_j| and V_K = A / Z. Then o_exact - o = sum_D e_j (v_j - o) / (Z + sum_D
+e_j), while V >= A / (Z + sum_D e_j). So the promise is kept if
 
-    | o_exact - o |  <=  sum_D e_j (|v_j| + V) / Z.                                                            (1)
+    sum_D e_j |v_j| / A  +  (|o| / V_K) sum_D e_j / Z  <=  tolerance.                                          (1)
 
 For the keys of a tile J, with centroid c, y_j = q_i . (k_j - c) / sqrt(D), Q >= |q_i| and r = max |k_j - c|:
 |y_j| <= M = Q r / sqrt(D), and e^y <= 1 + y + y^2 (e^M - 1 - M) / M^2 for y <= M, since (e^y - 1 - y) / y^2 rises. The
@@ -18,23 +21,26 @@ y_j sum to 0, their squares to at most Q^2 lambda / D, lambda the largest eigenv
 
     sum_J e_j  <=  exp( q_i . c / sqrt(D) - w_i Phi_iJ ) ( n_J + Q^2 lambda / D (e^M - 1 - M) / M^2 ),         (2)
 
-and also <= n_J exp(Q max|k_j| / sqrt(D) - w_i Phi_iJ): the smaller is taken. Queries are taken 64 at a time, a
-*subtile*, with the smallest Phi_iJ and log Z, the largest Q and q_i . c among them. Keys that no list names weigh at
-most what (2) says for the worst tile times the sum of n exp(-w Phi) over the branches that the plan dropped. More keys
-only raise Z and V, so both may be those of the keys read so far. So a tile could read down its list until the right
-side of (1), by (2), is at most ``tolerance`` V for each of its subtiles and heads: ``Limits.needed``.
+and also <= n_J exp(Q max|k_j| / sqrt(D) - w_i Phi_iJ): the smaller is taken, times the tile's largest |v_j| for the
+first sum. Queries are taken 64 at a time, a *subtile*, with the smallest Phi_iJ, log Z and log A, the largest Q,
+q_i . c and |o| / V_K among them. Keys that no list names weigh at most what (2) says for the worst tile times the sum
+of n exp(-w Phi) over the branches that the plan dropped. More keys only raise Z and A, so both may be those of the keys
+read so far; |o| / V_K is at most 1. So a tile could read down its list until (1) holds, by (2), for each of its
+subtiles and heads: ``Limits.needed``.
 
 (2) must allow for queries that point straight at a key. Most do not, so a tile that would have to read much more for
 it *sounds* those keys instead: all but what (2) allows 0.3 of the tolerance for, the lightest, are weighed one by one,
-sum_D e_j (|v_j| + |o|) is added up from above, with the largest |o| of the tile's queries, and what does not fit into
-the other 0.7 is read (:mod:`farfield.attention.sounding`). A pair costs half as much to sound as to read, and nothing
-in the backward pass. Either way the right side of (1), with |o| in the place of V, is at most ``tolerance`` V in the
-end; nothing is sampled.   []
+(1) is added up from above, query by query, and what does not fit into the other 0.7 is read
+(:mod:`farfield.attention.sounding`). A pair costs half as much to sound as to read, and nothing in the backward pass.
+|o| / V_K is then taken a little larger than it was found so far; should it be larger still in the end, the tile reads
+up to ``Limits.needed`` after all. Either way (1) holds in the end; nothing is sampled. The kernel finds V_K, with
+|v_j| as one more channel of the values; ``tolerance`` times the largest |v_j| takes its place if that is more.   []
 
-*Gradients* follow: the weights p change by |p - p'|_1 <= 2 sum_D e_j / Z <= tolerance, so with an output gradient g_i
-the gradient of q_i is off by at most 3 tolerance |g_i| max|v| max|k| / sqrt(D), those of all v_j together by at most
-tolerance sum_i |g_i|. Those of positions and lengths carry a factor dPhi besides, which the dropped keys make up for by
-their exp(-Phi): they are tested, not bounded.
+*Gradients* follow. Let d = sum_D e_j / Z, which (1) holds at about ``tolerance`` where the values left out are like
+those read, and below 20 tolerance in any case, since |o| / V_K is taken as 0.05 at least. With an output gradient g_i
+the gradient of q_i is off by at most (3 tolerance + 2 d) |g_i| V max|k| / sqrt(D) to first order, those of all v_j
+together by at most sum_i 2 d |g_i|. Those of positions and lengths carry a factor dPhi besides, which the dropped keys
+make up for by their exp(-Phi): they are tested, not bounded.
 
 Rounding is no part of the bound: where float32 could spoil it (large logits, small tolerances) attention computes in
 float64, see :mod:`farfield.attention.functional`.
@@ -62,7 +68,7 @@ _AT_A_TIME = 1 << 18
 SAFETY = 1.01
 # What is left to the bound where all other keys are weighed one by one, as a share of the tolerance.
 FAR = 0.3
-# How much of V the output may still grow by, once most of the mass has been read.
+# How much |o| / V may still grow by, once most of the mass has been read.
 _GROWTH = 0.05
 # Keys are summed up so many at a time.
 _ROWS = 1 << 17
@@ -81,6 +87,21 @@ class KeySummary:
 
 
 @dataclass
+class Kept:
+    """What the queries of each subtile have read so far, by head (S, G)."""
+
+    mass: Tensor  # the smallest log Z
+    sized: Tensor  # the smallest log(Z V)
+    output: Tensor  # the largest |o| / V
+
+    @classmethod
+    def of(cls, mass: Tensor, sizes: Tensor, outputs: Tensor, subtiles: Tiles) -> Kept:
+        """From log Z, V and |o| of every query (N, G)."""
+        ratio = -lowest_of(-outputs / sizes, subtiles)
+        return cls(lowest_of(mass, subtiles), lowest_of(mass + sizes.log(), subtiles), ratio.clamp(0.0, 1.0))
+
+
+@dataclass
 class QuerySummary:
     """What (2) needs to know of the queries of each subtile, by head (S, G)."""
 
@@ -90,19 +111,21 @@ class QuerySummary:
     weight: Tensor | None  # smallest w
 
 
-def summarise_keys(k: Tensor, v: Tensor, keys: Tiles, certify: bool = True) -> KeySummary:
-    """From sorted k (N, G, D) and v (N, G, *), whatever their further channels."""
+def summarise_keys(k: Tensor, sizes: Tensor, keys: Tiles, certify: bool = True) -> KeySummary:
+    """From sorted k (N, G, D) and the sizes |v| (N, G)."""
     parts = []
     tiles_at_a_time = max(1, _ROWS // keys.size)
     for first in range(0, len(keys), tiles_at_a_time):
         start = keys.start[first : first + tiles_at_a_time + 1]
         rows = slice(int(start[0]), int(start[-1]))
-        parts.append(_summarise(_padded(k[rows], start), _padded(v[rows], start), start.diff().to(k.device), certify))
+        parts.append(
+            _summarise(_padded(k[rows], start), _padded(sizes[rows], start), start.diff().to(k.device), certify)
+        )
     return KeySummary(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-def _summarise(k: Tensor, v: Tensor, count: Tensor, certify: bool) -> tuple[Tensor, ...]:
-    """Of tiles (T, n, G, D) whose rows beyond ``count`` are zero."""
+def _summarise(k: Tensor, sizes: Tensor, count: Tensor, certify: bool) -> tuple[Tensor, ...]:
+    """Of tiles (T, n, G, D) and (T, n, G) whose rows beyond ``count`` are zero."""
     number = count[:, None].to(k)
     centroid = k.sum(1) / number[..., None]
     apart = k - centroid[:, None]
@@ -117,8 +140,8 @@ def _summarise(k: Tensor, v: Tensor, count: Tensor, certify: bool) -> tuple[Tens
         gram = gram / trace.clamp(min=torch.finfo(k.dtype).tiny)[..., None, None]  # its powers do not overflow
         square = gram @ gram
         spread = trace * torch.linalg.vector_norm(square @ square, dim=(-1, -2)).pow(0.25)
-    longest, value = (torch.linalg.vector_norm(t, dim=-1).amax(1) for t in (k, v))
-    found = (centroid, distance.amax(1), spread, trace / number, longest, value)
+    longest = torch.linalg.vector_norm(k, dim=-1).amax(1)
+    found = (centroid, distance.amax(1), spread, trace / number, longest, sizes.amax(1))
     return tuple(torch.nan_to_num(t, 0.0, 0.0, 0.0) for t in found)  # of a diverged prediction; it goes on
 
 
@@ -149,7 +172,7 @@ def lowest_of(values: Tensor, tiles: Tiles) -> Tensor:
 
 
 def _padded(rows: Tensor, start: Tensor) -> Tensor:
-    """Rows (n, G, D) of some tiles, whose slots begin at ``start``, as (T, size, G, D), filled up with zeros."""
+    """Rows (n, ...) of some tiles, whose slots begin at ``start``, as (T, size, ...), filled up with zeros."""
     count = start.diff()
     size, tiles = int(count.max()), len(count)
     if bool((count == size).all()):
@@ -172,8 +195,8 @@ class Limits:
 
     likely: Tensor  # as many as the estimate says
     needed: Tensor  # as many as the bound says: certain
-    far: Tensor  # what lies beyond holds at most ``FAR`` of what the tolerance allows, while |o| is at most ``size``
-    size: Tensor  # (S, G)
+    far: Tensor  # what lies beyond holds at most ``FAR`` of the tolerance, while |o| / V is at most ``output``
+    output: Tensor  # (S, G)
     short: float  # by how much (in Phi) the lists end too early, 0 if they suffice
 
 
@@ -184,9 +207,9 @@ class _Table:
     subtiles: slice
     owner: Tensor  # (S,) the tile of each subtile
     listed: Tensor  # (S, T, 1)
-    scale: Tensor  # (S, G): V
+    scale: Tensor  # (S, G): V, as the smallest Z V over the smallest Z
     share: Tensor  # (S, T, G): the largest |v_j| / V
-    of_output: Tensor  # (S, G): the largest |o| / V
+    of_output: Tensor  # (S, G): the largest |o| / V, with room to grow
     bound: Tensor  # (S, T, G): sum_J e_j / Z, by (2)
     estimate: Tensor  # the same as estimated
     weight: Tensor | None  # (S, G)
@@ -217,23 +240,14 @@ class Certificate:
         self.points = self.plan.keys.count().to(self.keys.longest)
         self.widest, self.aside = self.keys.radius.amax(0), self.keys.centroid.norm(dim=-1).amax(0)
         self.density = (self.keys.spread / self.points[:, None]).amax(0)  # largest lambda / n
-
-    def needed(self, lse: Tensor, counts: Tensor) -> tuple[Tensor, float]:
-        """How many key tiles each tile must read (Tq,), given log Z (S, G) of its subtiles over the first ``counts``.
-
-        The second number says by how much (in Phi) the lists are too short, 0 if they suffice.
-        """
-        limits = self.limits(lse, counts)
-        return limits.needed if self.certify else limits.likely, limits.short
+        self.least = self.plan.tolerance * self.largest  # (G,): what V is taken as at least
+        self.least = torch.where(self.least > 0, self.least, 1.0)
 
     @torch.no_grad()
-    def limits(self, lse: Tensor, counts: Tensor, size: Tensor | None = None) -> Limits:
-        """Likely and certain ends of what tiles read, given log Z (S, G) of their subtiles over the first ``counts``.
-
-        ``size`` (S, G) is the largest |o| of each subtile's queries; V if not given.
-        """
+    def limits(self, kept: Kept, counts: Tensor) -> Limits:
+        """Likely and certain ends of what tiles read, given what their subtiles know from the first ``counts``."""
         lengths, short = self.reach.lengths(), 0.0
-        ends, sizes = counts.repeat(3, 1), torch.empty_like(lse)
+        ends, outputs = counts.repeat(3, 1), torch.empty_like(kept.output)
         groups = self.longest.shape[0]
         tile = 0
         while tile < len(counts):
@@ -244,24 +258,16 @@ class Certificate:
                 if stop > tile and subtiles * width * groups > _AT_A_TIME:
                     break
                 stop += 1
-            some, missing = self._limits(tile, stop, lse, counts[tile:stop], size, sizes)
+            some, missing = self._limits(tile, stop, kept, outputs)
             ends[:, tile:stop], short = torch.maximum(counts[tile:stop], some), max(short, missing)
             tile = stop
         likely, needed, far = ends
-        return Limits(likely, needed, far, sizes, short)
+        return Limits(likely, needed, far, outputs, short)
 
-    def values(self, keys: Tensor, read: Tensor) -> Tensor:
-        """V (..., G): the largest |v| of key tiles (..., T) that are ``read``, or tolerance times the largest."""
-        scale = torch.where(read[..., None], self.keys.value[keys], 0.0).amax(-2)
-        scale = torch.maximum(scale, self.plan.tolerance * self.largest)
-        return torch.where(scale > 0, scale, 1.0)
-
-    def _limits(
-        self, tile: int, stop: int, lse: Tensor, counts: Tensor, size: Tensor | None, sizes: Tensor
-    ) -> tuple[Tensor, float]:
-        t = self._table(tile, stop, lse, counts, size)
-        sizes[t.subtiles] = t.scale * t.of_output
-        lengths, device = self.reach.lengths()[tile:stop], lse.device
+    def _limits(self, tile: int, stop: int, kept: Kept, outputs: Tensor) -> tuple[Tensor, float]:
+        t = self._table(tile, stop, kept)
+        outputs[t.subtiles] = t.of_output
+        lengths, device = self.reach.lengths()[tile:stop], kept.mass.device
         rank = torch.arange(t.listed.shape[1], device=device)
         ends, allowed = [], self.plan.tolerance / SAFETY
 
@@ -273,7 +279,7 @@ class Certificate:
             out = torch.zeros(stop - tile, dtype=torch.int64, device=device)
             ends.append(out.scatter_reduce_(0, t.owner, needed, "amax").cpu().minimum(lengths))
 
-        unlisted = self._unlisted(tile, stop, t.owner, t.weight) - lse[t.subtiles].double()
+        unlisted = self._unlisted(tile, stop, t.owner, t.weight) - kept.mass[t.subtiles].double()
         likely, certain = self._worst(t.subtiles)
         of_output = t.of_output[:, None]
         end(t.estimate * (t.share + of_output), torch.exp(likely + unlisted), allowed)
@@ -288,19 +294,19 @@ class Certificate:
         return torch.stack(ends), max(0.0, float(torch.nan_to_num(missing, 0.0)))
 
     @torch.no_grad()
-    def shares(self, tile: int, lse: Tensor, count: int, size: Tensor) -> tuple[Tensor, Tensor]:
+    def shares(self, tile: int, kept: Kept) -> tuple[Tensor, Tensor]:
         """What a tile's listed key tiles weigh at most, (S, T), and all others (S,), of what may be left out.
 
-        The largest of all heads; arguments as for ``limits``.
+        The largest of all heads.
         """
-        t, allowed = self._table(tile, tile + 1, lse, torch.tensor([count]), size), self.plan.tolerance / SAFETY
+        t, allowed = self._table(tile, tile + 1, kept), self.plan.tolerance / SAFETY
         outside = self._worst(t.subtiles)[1] + self._unlisted(tile, tile + 1, t.owner, t.weight)
-        outside = torch.exp(outside - lse[t.subtiles].double()) * (1 + self.largest / t.scale)
+        outside = torch.exp(outside - kept.mass[t.subtiles].double()) * (1 + self.largest / t.scale)
         return (t.bound * (t.share + t.of_output[:, None])).amax(-1) / allowed, outside.amax(-1) / allowed
 
-    def _table(self, tile: int, stop: int, lse: Tensor, counts: Tensor, size: Tensor | None) -> _Table:
-        """The summands of (1) over V, for the subtiles of some tiles and the key tiles of their lists."""
-        reach, device = self.reach, lse.device
+    def _table(self, tile: int, stop: int, kept: Kept) -> _Table:
+        """The summands of (1), for the subtiles of some tiles and the key tiles of their lists."""
+        reach, device = self.reach, kept.mass.device
         start, lengths = reach.start[tile:stop], reach.lengths()[tile:stop]
         rank = torch.arange(int(lengths.max()))
         listed = rank < lengths[:, None]
@@ -308,11 +314,13 @@ class Certificate:
         keys = torch.where(listed, reach.key_tile[entry].long(), 0).to(device)  # (I, T)
         s = slice(int(self.first[tile]), int(self.first[stop]))
         owner = torch.repeat_interleave(torch.arange(stop - tile), self.first[tile : stop + 1].diff()).to(device)
-        scale = self.values(keys, (rank < counts[:, None]).to(device))[owner]  # (S, G)
-        of_output = torch.ones_like(scale) if size is None else (size[s] / scale + _GROWTH).clamp(max=1.0)
+        scale = (
+            (kept.sized[s] - kept.mass[s]).exp().nan_to_num(1.0).to(self.keys.value)
+        )  # NaN: of diverged queries alone
+        of_output = (kept.output[s] + _GROWTH).clamp(max=1.0).to(scale)
         weight = None if self.queries.weight is None else self.queries.weight[s]
         bound, estimate = self._logits(s, keys, owner)
-        distance = self._potentials(s, keys, owner, weight) + lse[s, None].double()
+        distance = self._potentials(s, keys, owner, weight) + kept.mass[s, None].double()
         return _Table(
             s, owner, listed.to(device)[owner][..., None], scale, self.keys.value[keys][owner] / scale[:, None],
             of_output, (bound - distance).exp() if self.certify else bound, (estimate - distance).exp(), weight,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention, noop_mask
 
-from farfield.attention.certificate import Certificate, lowest_of, summarise_keys, summarise_queries
+from farfield.attention.certificate import Certificate, Kept, summarise_keys, summarise_queries
 from farfield.attention.dense import penalty_matrix
 from farfield.attention.plan import FLEX_BLOCK, AttentionPlan, Reach
 from farfield.attention.problem import Problem
@@ -53,26 +53,28 @@ def flex(problem: Problem, plan: AttentionPlan, dtype: torch.dtype, compiled: bo
     summaries = (
         summarise_queries(q.detach().transpose(0, 1), None if weight is None else weight.detach().transpose(0, 1),
                           plan.subtiles),
-        summarise_keys(k.detach().transpose(0, 1), v.detach().transpose(0, 1), plan.keys, problem.certify),
+        summarise_keys(k.detach().transpose(0, 1), v.detach().norm(dim=-1).T, plan.keys, problem.certify),
     )  # fmt: skip
     q, k, v = (t.unflatten(0, (-1, heads)).to(dtype) for t in (q, k, v))
     counts = [reach.counts(_FIRST).clamp(min=1) for reach in plan.reaches]
     aux = AuxRequest(lse=True)
     if compiled and device.type == "cpu":  # torch's kernel for CPU keeps its log-sum-exp to itself
-        aux, lse = AuxRequest(), _mass_nearby(problem, plan, q, k, where_q, where_k)
+        aux, nearby = AuxRequest(), _nearby(problem, plan, q, k, v, where_q, where_k)
     (at_q, real_q), (at_k, real_k) = (_filled_up(tiles, device) for tiles in (plan.queries, plan.keys))
     q, k, v = q[:, :, at_q], k[:, :, at_k], v[:, :, at_k]
     factor = None if weight is None else weight[:, at_q, 0].unflatten(0, (-1, heads))
     score_mod = _bias(problem, where_q[at_q], where_k[at_k], factor)
     while True:
         if not aux.lse:
-            counts, short = _needed(problem, plan, lse, counts, summaries)
+            counts, short = _needed(problem, plan, nearby, counts, summaries)
         mask = _block_mask(plan, heads, counts, device, _own_cloud(plan, real_k))
         run: Any = _compiled() if compiled else flex_attention
         out, found = run(q, k, v, score_mod=score_mod, block_mask=mask, scale=1 / sqrt(q.shape[-1]), return_aux=aux)
         needed = counts
         if aux.lse:
-            needed, short = _needed(problem, plan, found.lse.detach()[:, :, real_q], counts, summaries)
+            # of V only this is known here: it is at least |o|
+            known = tuple(t.detach()[:, :, real_q] for t in (found.lse, out.norm(dim=-1)))
+            needed, short = _needed(problem, plan, known, counts, summaries)
         if short > 0:
             limit = max(float(reach.limit.max()) for reach in plan.reaches) + short + 1.0
             return flex(problem, plan.wider(limit, problem.encoding), dtype, compiled)
@@ -92,11 +94,11 @@ def _filled_up(tiles: Tiles, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _mass_nearby(
-    problem: Problem, plan: AttentionPlan, q: Tensor, k: Tensor, where_q: Tensor, where_k: Tensor
-) -> Tensor:
-    """The log-sum-exp (B, H, N) over each tile's nearest keys alone: less than the whole, so the certificate holds."""
-    lse = q.new_empty(q.shape[:3], dtype=torch.float64)
+def _nearby(
+    problem: Problem, plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, where_q: Tensor, where_k: Tensor
+) -> tuple[Tensor, Tensor]:
+    """log Z and V (B, H, N) over each tile's nearest keys alone: Z and Z V are less than in the end, which will do."""
+    lse, sizes = (q.new_empty(q.shape[:3], dtype=torch.float64) for _ in range(2))
     for reach in plan.reaches:
         heads = list(range(q.shape[1])) if reach.heads is None else reach.heads
         encoding = problem.encoding if reach.heads is None else problem.encoding.select(heads)
@@ -110,15 +112,19 @@ def _mass_nearby(
                 weight = problem.by_point(problem.weight[..., None])[plan.queries.order[rows]][..., 0]
                 penalty = penalty * weight.unflatten(1, (-1, q.shape[1])).permute(1, 2, 0)[:, heads, :, None]
             near, keys = q[:, heads, rows].double(), k[:, heads][:, :, slots].double()
-            lse[:, heads, rows] = (near @ keys.mT / sqrt(q.shape[-1]) - penalty).logsumexp(-1)
-    return lse
+            logits = near @ keys.mT / sqrt(q.shape[-1]) - penalty
+            lse[:, heads, rows] = logits.logsumexp(-1)
+            size = v[:, heads][:, :, slots].double().norm(dim=-1, keepdim=True)
+            sizes[:, heads, rows] = (logits.softmax(-1) @ size)[..., 0]
+    return lse, sizes
 
 
 def _needed(
-    problem: Problem, plan: AttentionPlan, lse: Tensor, counts: list[Tensor], summaries: tuple
+    problem: Problem, plan: AttentionPlan, known: tuple[Tensor, ...], counts: list[Tensor], summaries: tuple
 ) -> tuple[list[Tensor], float]:
-    """The certificate of each group of heads."""
-    by_point = lse.double().permute(2, 0, 1)  # (N, B, H)
+    """The certificate of each group of heads, from log Z and V (B, H, N), or less, for outputs of any size."""
+    lse = known[0]
+    mass, sizes = (t.double().permute(2, 0, 1) for t in known)  # (N, B, H)
     needed, short = [], 0.0
     for reach, count in zip(plan.reaches, counts, strict=True):
         heads = list(range(lse.shape[1])) if reach.heads is None else reach.heads
@@ -129,9 +135,10 @@ def _needed(
             encoding = problem.encoding.select(heads)
         queries, keys = of_heads
         certificate = Certificate(plan, reach, encoding, queries, keys, problem.q.shape[-1], problem.certify)
-        more, missing = certificate.needed(lowest_of(by_point[..., heads].flatten(1), plan.subtiles), count)
-        needed.append(more)
-        short = max(short, missing)
+        size = sizes[..., heads].flatten(1).maximum(certificate.least)
+        limits = certificate.limits(Kept.of(mass[..., heads].flatten(1), size, size, plan.subtiles), count)
+        needed.append(limits.needed if problem.certify else limits.likely)
+        short = max(short, limits.short)
     return needed, short
 
 

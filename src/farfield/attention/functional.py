@@ -59,9 +59,10 @@ def local_attention(
         backend: "reference" writes the formula out; "dense" calls one fused kernel over all pairs; "tiled" computes
             only the keys in reach, at a cost that grows linearly with the number of points; "flex" does the same in
             one FlexAttention kernel, for CUDA; "auto" picks (:func:`explain_backend` says what and why).
-        tolerance: what the sparse backends may be off by: each query's output by ``tolerance`` times the largest value
-            |v| that its tile has read (or ``tolerance`` times the largest of all, if that is more). It is a bound,
-            proved in :mod:`farfield.attention.certificate`. Also what counts as out of reach for ``empty``.
+        tolerance: what the sparse backends may be off by: each query's output by ``tolerance`` times the mean size of
+            the values that it attends to, sum_j p_ij |v_j| (or ``tolerance`` times the largest |v| of the head, if that
+            is more). It is a bound, proved in :mod:`farfield.attention.certificate`. Also what counts as out of reach
+            for ``empty``.
         plan: from :func:`plan_attention`; made here if not given, for this call alone. It keeps its own tolerance. With
             that of a group, q, k, v and positions are those at hand, and all members of the group call together.
         period: the length after which the domain repeats, one per axis, None for axes that do not: keys are seen with

@@ -37,7 +37,10 @@ class Read:
 
 @dataclass
 class Given:
-    """What is attended to and by whom, sorted by tile and padded to one width: (N, G, W)."""
+    """What is attended to and by whom, sorted by tile and padded to one width: (N, G, W).
+
+    The first channel behind the values is their size |v|, so that behind an output it is their mean size.
+    """
 
     q: Tensor
     k: Tensor
@@ -68,11 +71,11 @@ class Reader:
 
     def __post_init__(self) -> None:
         self.head_dim, self.heads = self.bias.head_dim, self.bias.heads
+        self.value_dim = self.bias.problem.v.shape[-1]
         self.scale = 1 / sqrt(self.head_dim)
         self.done: list[Read] = []
         self.begun = torch.zeros(len(self.plan.queries), dtype=torch.bool)  # which tiles have read anything
         self._room: Tensor | None = None
-        self._value_sizes: Tensor | None = None
 
     def rows(self, tile: int) -> slice:
         """The slots of a query tile."""
@@ -131,11 +134,9 @@ class Reader:
             lists.setdefault((one.tile, one.rows.start, one.rows.stop), []).append(one.keys)
         return [Read(tile, slice(*rows), torch.cat(keys).sort().values) for (tile, *rows), keys in lists.items()]
 
-    def value_sizes(self, v: Tensor) -> Tensor:
-        """|v| of every key (N, G), computed when first asked for."""
-        if self._value_sizes is None:
-            self._value_sizes = torch.linalg.vector_norm(v, dim=-1)
-        return self._value_sizes
+    def sizes(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        """|o| and the mean |v| of outputs (N, G, W)."""
+        return torch.linalg.vector_norm(out[..., : self.value_dim], dim=-1), out[..., self.value_dim]
 
     def pairs(self) -> float:
         """How many query-key pairs have been read."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from farfield.attention.certificate import Certificate, Limits, lowest_of
+from farfield.attention.certificate import Certificate, Kept, Limits
 from farfield.attention.reading import Found, Given, Read, Reader
 from farfield.attention.sounding import sound
 
@@ -53,8 +53,8 @@ class Rounds:
         self.counts = torch.zeros(len(self.plan.queries), dtype=torch.int64)
         first = self.reach.counts(first_reach(self.plan.tolerance))
         self._read_up_to(first.clamp(min=1).minimum(self.reach.lengths()), given, found)
-        mass, outputs = lowest_of(found.lse - found.offset, self.plan.subtiles), self._largest_outputs(found)
-        limits = self.certificate.limits(mass, self.counts, outputs)
+        kept = self._kept(found)
+        limits = self.certificate.limits(kept, self.counts)
         self.short = limits.short
         if limits.short > 0:
             return found
@@ -64,10 +64,10 @@ class Rounds:
         sounding = self._worth_sounding(limits, given.q.shape[1])
         self._read_up_to(torch.where(sounding, self.counts, limits.needed), given, found)
         for tile in sounding.nonzero()[:, 0].tolist():
-            size = limits.size[self.certificate.first[tile] : self.certificate.first[tile + 1]].amax(0)
-            count = int(self.counts[tile])
-            bounds = self.certificate.shares(tile, mass, count, outputs)
-            *reads, pairs = sound(self.reader, self.certificate, tile, count, bounds, size, given, found)
+            output = limits.output[self.certificate.first[tile] : self.certificate.first[tile + 1]].amax(0)
+            bounds = self.certificate.shares(tile, kept)
+            read = int(self.counts[tile])
+            *reads, pairs = sound(self.reader, self.certificate, tile, read, bounds, output, given, found)
             for some in reads:
                 self.reader.read(some, given, found)
             self.sounded += pairs
@@ -91,13 +91,13 @@ class Rounds:
         self.reader.read(reads, given, found)
         self.counts = torch.maximum(self.counts, wanted)
 
-    def _largest_outputs(self, found: Found) -> Tensor:
-        """The largest |o| of each subtile's queries (S, G)."""
-        return -lowest_of(-found.out.norm(dim=-1), self.plan.subtiles)
+    def _kept(self, found: Found) -> Kept:
+        output, sizes = self.reader.sizes(found.out)
+        return Kept.of(found.lse - found.offset, sizes.maximum(self.certificate.least), output, self.plan.subtiles)
 
     def _start_again(self, limits: Limits, given: Given, found: Found) -> None:
-        """Tiles whose outputs are larger than the certificate assumed read up to its bound for outputs of any size."""
-        grown = (self._largest_outputs(found) > limits.size).any(-1).cpu()
+        """Tiles whose |o| / V is larger than the certificate assumed read up to its bound for the largest there is."""
+        grown = (self._kept(found).output > limits.output).any(-1).cpu()
         owner = torch.searchsorted(self.plan.queries.start, self.plan.subtiles.start[:-1], right=True) - 1
         wanted = self.counts.clone()
         for tile in owner[grown].unique().tolist():

@@ -50,23 +50,27 @@ class _Part:
 
 
 def sound(
-    reader: Reader, certificate: Certificate, tile: int, first: int, bounds: tuple[Tensor, Tensor], size: Tensor,
+    reader: Reader, certificate: Certificate, tile: int, first: int, bounds: tuple[Tensor, Tensor], output: Tensor,
     given: Given, found: Found,
 ) -> tuple[list[Read], list[Read], int]:  # fmt: skip
     """What a tile must still read of its list, which it has read up to ``first``: all rows, and parts of them besides.
 
-    ``bounds`` are ``Certificate.shares`` of the tile; ``size`` (G,) is at least every |o| of the tile, also in the end.
-    The number counts the pairs sounded.
+    ``bounds`` are ``Certificate.shares`` of the tile; ``output`` (G,) is at least |o| / V of its queries, also in the
+    end. The number counts the pairs sounded.
+
+    Key j counts e_j (|v_j| + x_i) / (Z V) for query i, where x_i = V ``output``. With x the mean of all x_i, the sum in
+    brackets is at most |v_j| + x, times x_i / x where that is above 1: one channel of the key and one of the query.
     """
     q, rows = given.q, reader.rows(tile)
     listed = certificate.reach.key_tile[certificate.reach.start[tile] : certificate.reach.start[tile + 1]].long()
-    read = torch.arange(len(listed), device=q.device) < first
-    largest = certificate.values(listed.to(q.device), read)  # V, (G,)
-    allowed = ((1 - FAR) * certificate.plan.tolerance / SAFETY * largest)[:, None, None]
+    allowed = (1 - FAR) * certificate.plan.tolerance / SAFETY
+    sizes = reader.sizes(found.out[rows])[1].maximum(certificate.least)  # V, (n, G)
+    usual = (output * sizes).nanmean(0)
+    more = (output * sizes / usual).clamp(min=1.0)
     unit, start = weight_units(q.dtype)
     queries = unit * reader.scale * q[rows].transpose(0, 1)  # (G, n, W); two channels more meet those of _gather
     queries[..., -2] = unit
-    queries[..., -1] = (start - unit * found.lse[rows]).T
+    queries[..., -1] = (start - unit * (found.lse[rows] + (sizes / more).log().double())).T
     parts = _parts(certificate, tile, first, bounds)
     most = max(part.rows.stop - part.rows.start for part in parts) * _TILES * reader.plan.keys.size
     room = q.new_empty(2, most)  # fresh memory for each table is slow
@@ -75,7 +79,7 @@ def sound(
         looking = [part for part in parts if bool((part.total <= _ENOUGH).all()) and bool(part.open[places].any())]
         if not looking:
             continue
-        keys, points = _gather(reader, tile, listed[places], size, given), reader.plan.keys.count()[listed[places]]
+        keys, points = _gather(reader, tile, listed[places], usual, given), reader.plan.keys.count()[listed[places]]
         for part in looking:
             number = part.rows.stop - part.rows.start
             table = q.new_empty(len(queries), number, len(places))
@@ -128,13 +132,13 @@ def _chunks(listed: Tensor, places: Tensor) -> list[Tensor]:
     return sorted(by_memory.split(_TILES), key=lambda chunk: -int(chunk.min()))
 
 
-def _gather(reader: Reader, tile: int, chunk: Tensor, size: Tensor, given: Given) -> Tensor:
-    """Keys (n, G, W) as the tile's queries see them, with log(|v| + |o|) and a one in the last channels."""
+def _gather(reader: Reader, tile: int, chunk: Tensor, usual: Tensor, given: Given) -> Tensor:
+    """Keys (n, G, W) as the tile's queries see them, with log(|v| + x) and a one in the last channels."""
     slots = reader.slots(chunk)
     where_k, centre = reader.where_k.index_select(0, slots), reader.bias.centres[tile]
     keys = reader.gather_keys(given.k, slots, reader.bias.key_channels(centre, where_k, given.q.dtype))
     smallest = torch.finfo(given.q.dtype).tiny
-    keys[..., -2] = (reader.value_sizes(given.v).index_select(0, slots) + size).clamp(min=smallest).log()
+    keys[..., -2] = (given.v[slots, :, reader.value_dim] + usual).clamp(min=smallest).log()
     keys[..., -1] = 1.0
     return keys
 

@@ -65,15 +65,16 @@ def _attend(problem: Problem, plan: AttentionPlan, number: int, heads: list[int]
     bias = TileBias(problem, plan, reach, weight)
     channels = bias.query_channels(where_q, problem.q.dtype)
     head_dim, value_dim = problem.q.shape[-1], problem.v.shape[-1]
-    width = padded_width(head_dim + channels.shape[-1] + 2, value_dim)  # two for the sounding
+    width = padded_width(head_dim + channels.shape[-1] + 2, value_dim + 1)  # two for the sounding, |v| beside v
     turn = problem.encoding.rotate
     q = _sorted(problem.by_point(problem.q), order, width, lambda x, rows: turn(x, where_q[rows]), channels)
     k = _sorted(problem.by_point(problem.k), source, width, lambda x, rows: turn(x, where_k[rows]))
-    v = _sorted(problem.by_point(problem.v), source, width)
+    values = problem.by_point(problem.v)
+    v = _sorted(values, source, width, channels=torch.linalg.vector_norm(values.detach(), dim=-1, keepdim=True)[source])
     with torch.no_grad():
         summaries = (
             summarise_queries(q[..., :head_dim].detach(), None if weight is None else weight.detach(), plan.subtiles),
-            summarise_keys(k[..., :head_dim].detach(), v[..., :value_dim].detach(), plan.keys, problem.certify),
+            summarise_keys(k[..., :head_dim].detach(), v[..., value_dim].detach(), plan.keys, problem.certify),
         )
     elsewhere = None if plan.elsewhere is None else plan.elsewhere[:, :, heads].flatten(1)
     encoding = problem.encoding  # of one head where all have the same lengths, else of each
