@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from farfield.problems.urban_wind.buildings import Box, UrbanDomain, boxes_to_mesh, random_buildings
 from farfield.problems.urban_wind.inflow_profiles import inflow_profile
-from farfield.problems.urban_wind.lattice import LEVELS, SPACING, Lattice
+from farfield.problems.urban_wind.lattice import HEIGHTS, LEVELS, SPACING, Lattice
 from farfield.problems.urban_wind.physics import (
-    HEIGHTS,
-    THICKNESS,
     WALL_MEMORY,
     Openings,
     mass_consistent_wind,
@@ -22,6 +20,7 @@ from farfield.problems.urban_wind.physics import (
 )
 
 ROUGHNESS = 0.3
+THICKNESS = np.diff(LEVELS)[:, None, None]
 CUBE = [Box(-10, 10, -10, 10, 20.0)]
 U0 = inflow_profile(ROUGHNESS, heights=HEIGHTS)[:, 0]
 

@@ -158,6 +158,26 @@ def test_classes_of_the_criteria(scale, often, expected) -> None:
     assert chosen.levels[int(chosen.classes(exceeded)[0])].name == expected
 
 
+def test_classes_of_a_year_counted_by_hand(tmp_path) -> None:
+    """1000 hours: 100 not measured, 90 calm, 45 of 8 m/s, 9 of 16 m/s, the rest of 2 m/s; 900 hours count.
+
+    Speeds are rounded: 8 m/s stands for 5 to 12 m/s, 16 m/s for 12 to 20 m/s. Where the local wind is the station's,
+    54 / 900 = 6 % of the hours are above 5 m/s (5.4 % with the gaps among the hours, 6.7 % without the calm ones).
+    """
+    counts = {(999, 999.0): 100, (0, 0.0): 90, (0, 8.0): 45, (0, 16.0): 9, (0, 2.0): 756}
+    with pytest.warns(UserWarning, match="no measured wind|are calm"):
+        weather = read_weather(epw(tmp_path / "a.epw", [hour for hour, n in counts.items() for _ in range(n)]))
+    factors = np.array([[1.0, 0.5]])
+    shares = dict(zip(SPEEDS, weather.exceedance(factors, [0.0], SPEEDS), strict=True))
+    assert shares[5.0] == pytest.approx([54 / 900, (45 * 2 / 7 + 9) / 900])
+    assert shares[15.0] == pytest.approx([9 * 5 / 8 / 900, 0])
+    classes = {scale.name: [scale.levels[n].name for n in scale.classes(shares)] for scale in SCALES}
+    assert classes["nen_comfort"] == ["C", "A"]
+    assert classes["nen_safety"] == ["dangerous", "no danger"]
+    assert classes["lawson_comfort"] == ["strolling", "sitting"]
+    assert classes["lawson_safety"] == ["unsafe for the frail", "safe"]
+
+
 def test_more_wind_is_never_a_better_class() -> None:
     weather = Weather("west", np.full(40, 270.0), np.linspace(0.5, 20, 40), np.full(40, 1 / 40), 0.0)
     speeds = np.tile(np.linspace(0.05, 8, 60), (8, 1))

@@ -6,7 +6,7 @@ Everything is in metres, the ground is z = 0 and the wind blows along +x. A city
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -23,6 +23,7 @@ FOOTPRINT_SIDE = (8.0, 26.0)  # m
 BUILDING_HEIGHT = (6.0, 38.0)  # m
 SMALLEST_GAP = 5.0  # m between two buildings
 UPWIND_MARGIN, DOWNWIND_MARGIN, SIDE_MARGIN, DOMAIN_HEIGHT = 95.0, 255.0, 60.0, 55.0  # m
+LARGEST_OPEN = 8.0  # times the air of s = 1 are enough for any city: its buildings are not higher
 DOMAIN_TO_BUILDING_HEIGHT = 1.4  # at least, as with the tallest random building
 
 
@@ -50,6 +51,7 @@ class UrbanDomain:
     y_max: float
     height: float = DOMAIN_HEIGHT
     wind_angle: float = 0.0  # degrees, anticlockwise from +x: where the wind blows to
+    further: float = 0.0  # m of air on every side beyond these margins
 
     @classmethod
     def square(cls, scale: float, wind_angle: float = 0.0) -> UrbanDomain:
@@ -65,6 +67,16 @@ class UrbanDomain:
         (x_min, y_min, _), (x_max, y_max, top) = buildings.bounds.tolist()
         return cls(x_min, x_max, y_min, y_max, max(DOMAIN_HEIGHT, DOMAIN_TO_BUILDING_HEIGHT * top))
 
+    def in_the_open(self) -> UrbanDomain:
+        """The same buildings in a box that is as wide aside of them and as high, for their extent, as that of s = 1.
+
+        The margins of the data are the same for all sizes, so that large cities are in a duct: 600 m of it fill half
+        of the air's cross-section, 100 m a sixth, and what passes beside and through them is too fast.
+        """
+        size = min(max(1.0, self.scale), LARGEST_OPEN)
+        columns = np.ceil(SIDE_MARGIN * (size - 1) / 4)  # of the lattice's 4 m: it has the same lines in both boxes
+        return replace(self, further=4.0 * float(columns), height=max(self.height, DOMAIN_HEIGHT * size))
+
     @property
     def wind(self) -> Array:
         """(2,): where the wind blows to, of length 1; exact along the axes."""
@@ -79,7 +91,8 @@ class UrbanDomain:
     @property
     def bounds(self) -> Array:
         """(3, 2): lowest and highest x, y, z of the air."""
-        (west, east), (south, north) = self.margins(UPWIND_MARGIN, SIDE_MARGIN, DOWNWIND_MARGIN)
+        margins = self.margins(UPWIND_MARGIN, SIDE_MARGIN, DOWNWIND_MARGIN) + self.further
+        (west, east), (south, north) = margins
         return np.array(
             [
                 [self.x_min - west, self.x_max + east],

@@ -20,12 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farfield.problems.urban_wind.buildings import SIDE_MARGIN
+from farfield.problems.urban_wind.buildings import SIDE_MARGIN, UrbanDomain
 from farfield.problems.urban_wind.files import UrbanCase
 from farfield.problems.urban_wind.inflow_profiles import AIR_DENSITY, inflow_profile
-from farfield.problems.urban_wind.lattice import LEVELS, Lattice
+from farfield.problems.urban_wind.lattice import HEIGHTS, LEVELS, Lattice, levels_up_to
 from farfield.problems.urban_wind.physics import (
-    HEIGHTS,
     Openings,
     mass_consistent_wind,
     nearness_of_walls,
@@ -42,6 +41,7 @@ CHANNELS = (
     "potential_x", "potential_y", "potential_z", "wind_x", "wind_y", "wind_z", "pressure",
 )  # fmt: skip
 WIND, PRESSURE = CHANNELS.index("wind_x"), CHANNELS.index("pressure")
+FLOW = CHANNELS.index("narrow_wake")  # from here on: fields that are 0 outside the air
 SIDEWAYS = [CHANNELS.index(name) for name in ("potential_y", "wind_y")]
 OUTPUTS = ("velocity_x", "velocity_y", "velocity_z", "pressure", "ln_k", "ln_epsilon")
 PROFILE = 3 * len(HEIGHTS) + 1
@@ -69,19 +69,27 @@ class City:
     @classmethod
     def of(cls, lattice: Lattice, roughness: float) -> City:
         """Compute everything that the network is told."""
-        openings = Openings(lattice)
-        narrow, middle, wide = wake_deficits(lattice, roughness, DEFICIT_FACTORS)
-        wind = mass_consistent_wind(openings, roughness, middle)
-        pressure = pressure_of(openings, wind, roughness, middle, AIR_DENSITY)
-        in_air = ((lattice.solid < 1) & lattice.inside).astype(np.float32)
-        u0 = inflow_profile(roughness, heights=HEIGHTS)[:, :1, None].astype(np.float32)
-        fields = [lattice.solid, *nearness_of_walls(lattice), narrow, wide]
-        for faces in (mass_consistent_wind(openings, roughness), wind):
-            velocity = openings.at_cells(faces)
-            velocity[0] -= u0
-            fields += list(velocity * (in_air / SPEED_SCALE))
-        fields.append(pressure * (in_air / PRESSURE_SCALE))
-        return cls(lattice, roughness, np.stack([field.transpose(1, 2, 0) for field in fields], axis=-1))
+        fields = [field.transpose(1, 2, 0) for field in _told(lattice, roughness)]
+        return cls(lattice, roughness, np.stack(fields, axis=-1))
+
+    @classmethod
+    def in_the_open(cls, lattice: Lattice, triangles: Array, domain: UrbanDomain, roughness: float) -> City:
+        """The same for buildings (T, 3, 3) of any extent, whose physics knows of more air than the network is told of.
+
+        ``lattice`` is theirs in ``domain``. See :meth:`UrbanDomain.in_the_open`: the wind gives way to a large city as
+        to a small one. For a city of the training size nothing differs.
+        """
+        around = domain.in_the_open()
+        levels = levels_up_to(around.height)
+        if around.further == domain.further and len(levels) == len(lattice.levels):
+            return cls.of(lattice, roughness)
+        wide = Lattice.around(triangles, around, levels=levels, spacing=lattice.spacing)
+        x, y = np.round((np.array(lattice.origin) - wide.origin) / lattice.spacing).astype(int)
+        known, across, along = lattice.shape
+        fields = [field[:known, y : y + across, x : x + along].transpose(1, 2, 0) for field in _told(wide, roughness)]
+        channels = np.stack(fields, axis=-1)
+        channels[~lattice.inside, :, FLOW:] = 0  # as in training, where nothing is known beyond the air
+        return cls(lattice, roughness, channels)
 
     def packed(self) -> City:
         """The same in half the memory, for keeping many."""
@@ -167,6 +175,23 @@ class City:
             return self
         aside = int(np.ceil(margin / self.lattice.spacing)) + 1
         return self.rows(max(0, built[0] - aside), min(self.lattice.shape[1], built[-1] + 1 + aside))
+
+
+def _told(lattice: Lattice, roughness: float) -> list[Array]:
+    """Fields (Z, Y, X) in the order of :data:`CHANNELS`."""
+    openings = Openings(lattice)
+    narrow, middle, wide = wake_deficits(lattice, roughness, DEFICIT_FACTORS)
+    wind = mass_consistent_wind(openings, roughness, middle)
+    pressure = pressure_of(openings, wind, roughness, middle, AIR_DENSITY)
+    in_air = ((lattice.solid < 1) & lattice.inside).astype(np.float32)
+    u0 = inflow_profile(roughness, heights=lattice.heights)[:, :1, None].astype(np.float32)
+    fields = [lattice.solid, *nearness_of_walls(lattice), narrow, wide]
+    for faces in (mass_consistent_wind(openings, roughness), wind):
+        velocity = openings.at_cells(faces)
+        velocity[0] -= u0
+        fields += list(velocity * (in_air / SPEED_SCALE))
+    fields.append(pressure * (in_air / PRESSURE_SCALE))
+    return fields
 
 
 def base_fields(local: Tensor, query: Query) -> Tensor:

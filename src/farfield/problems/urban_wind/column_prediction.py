@@ -11,20 +11,21 @@ from numpy.typing import NDArray
 from farfield.attention import Group
 from farfield.files import check_memory
 from farfield.models.grid_part import agree_on_model
-from farfield.problems.urban_wind.buildings import UrbanDomain
+from farfield.problems.urban_wind.buildings import DOMAIN_HEIGHT, UrbanDomain
 from farfield.problems.urban_wind.city import City, CorrectionScale, base_fields
 from farfield.problems.urban_wind.column_config import ColumnRun
 from farfield.problems.urban_wind.column_part import ColumnPart, owners
 from farfield.problems.urban_wind.columns import ColumnNetwork
 from farfield.problems.urban_wind.files import UrbanCase
-from farfield.problems.urban_wind.lattice import LEVELS, SPACING
+from farfield.problems.urban_wind.lattice import SPACING, levels_up_to
 from farfield.problems.urban_wind.prediction import Advance, WindPredictor
 from farfield.problems.urban_wind.sampling import UrbanNormalisation
 from farfield.problems.urban_wind.site import Site
 from farfield.runs.run import Run
 from farfield.runs.weights import Device, chosen_device
 
-BYTES_PER_CELL = 700  # of the lattice: how a process grows that predicts 600 m x 600 m of city
+# How a process grows with the cells that the network is told of, and with those of its physics, for 600 m of city.
+NETWORK_BYTES, PHYSICS_BYTES = 700, 200
 _CHUNK = 16_384  # points at a time: what they need stays in the processor's cache
 
 
@@ -84,7 +85,8 @@ class ColumnPredictor(WindPredictor):
         if self._last is None or self._last[0] is not site:
             self._last = None
             check_lattice(site.domain)
-            self._last = site, City.of(site.lattice, site.roughness)
+            city = City.in_the_open(site.lattice, site.obstacles, site.domain, site.roughness)
+            self._last = site, city
         return self._last[1]
 
     def parts(self, site: Site, points: NDArray, members: int) -> list[NDArray[np.int64]]:
@@ -126,8 +128,11 @@ class ColumnPredictor(WindPredictor):
 
 def check_lattice(domain: UrbanDomain) -> None:
     """Refuse a city whose lattice does not fit into memory, before anything is computed."""
+    needed = 0.0
+    for box, size in ((domain, NETWORK_BYTES), (domain.in_the_open(), PHYSICS_BYTES)):
+        levels = levels_up_to(DOMAIN_HEIGHT if box is domain else box.height)
+        needed += box.ground_area / SPACING**2 * (len(levels) - 1) * size
     along, across, _ = (domain.bounds @ [-1, 1]).tolist()
-    needed = along * across / SPACING**2 * (len(LEVELS) - 1) * BYTES_PER_CELL
     check_memory(int(needed), f"the wind over {along:,.0f} x {across:,.0f} m")
 
 

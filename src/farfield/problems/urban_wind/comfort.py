@@ -1,8 +1,14 @@
 """Pedestrian comfort and safety: how often the wind at 1.75 m is faster than people like it, or than is safe.
 
 A place has the first class of a scale whose speed is exceeded in less than the class' share of hours. Speeds are the
-mean speed of an hour. Gusts are deliberately not used (Lawson's criteria also allow a gust-equivalent mean): near the
-ground they would follow from the turbulence model more than from the wind.
+mean speed of an hour. Gusts are deliberately not used, though Lawson's criteria take the larger of the mean and a
+gust-equivalent mean: near the ground they would follow from the turbulence model more than from the wind.
+
+- *Lawson*, the variant of his report TVL 9025 (1990) that is also called LDDC: 4, 6, 8, 10 m/s in 5 % of the hours, and
+  15 and 20 m/s about twice a year, 0.022 % of them. Published e.g. by CPP Wind Engineering with their reports. Not the
+  City of London's of 2019 (2.5, 4, 6, 8 m/s), nor Lawson's Beaufort ranges of 1978 or 2001.
+- *NEN 8100:2006*: 5 m/s in 2.5, 5, 10, 20 % of the hours, and 15 m/s in 0.05 and 0.3 %. The standard is sold, not
+  public; the numbers are those of open tools that implement it (Eddy3D's wind comfort metrics, among others).
 
 Letters: N points.
 """
@@ -44,7 +50,6 @@ class Scale:
                          range(len(self.levels) - 1), len(self.levels) - 1)  # fmt: skip
 
 
-# The limits below were not compared with the text of either source: do so before a decision rests on them.
 _REST = (np.inf, 1.0)
 LAWSON = "T. V. Lawson (1990), The determination of the wind environment of a building complex before construction, TVL 9025; as used by the London Docklands Development Corporation (LDDC), mean speeds"  # noqa: E501
 NEN = "NEN 8100:2006, Wind comfort and wind danger in the built environment"

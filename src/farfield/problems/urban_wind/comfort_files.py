@@ -35,10 +35,10 @@ Array = NDArray[np.floating]
 
 FEWEST_DIRECTIONS = 8
 COLOURS = "RdYlGn_r"  # from calm to windy
-CONFINED = (
-    f"The air around the city is a box, as in the training data: {SIDE_MARGIN:g} m beside the buildings and "
-    f"{DOMAIN_HEIGHT:g} m high (more over tall ones). It confines the wind of large cities, which is then too strong "
-    "rather than too weak."
+TRAINED = (
+    f"The network has learned from cities 100 m wide in boxes of air with {SIDE_MARGIN:g} m beside them, "
+    f"{DOMAIN_HEIGHT:g} m high. Around a larger city the air that its physics knows of is as much wider and higher; "
+    "the result was not compared with simulations in boxes of that size."
 )
 
 
@@ -193,7 +193,7 @@ def area_table(raster: Raster, comfort: Comfort, weather: Weather) -> Table:
 def _markdown(table: Table, described: dict[str, Any]) -> str:
     sources = "\n".join(f"- {source}" for source in dict.fromkeys(scale.source for scale in SCALES))
     about = f"Predicted by {described['model']} (farfield {described['farfield']}) from {described['directions']} "
-    about += f"directions, z0 = {described['roughness']:g} m; weather: {described['weather']}.\n\n{CONFINED}"
+    about += f"directions, z0 = {described['roughness']:g} m; weather: {described['weather']}.\n\n{TRAINED}"
     return f"# Pedestrian comfort and safety\n\n{about}\n\n{table.markdown()}\nCriteria:\n\n{sources}\n"
 
 

@@ -10,7 +10,7 @@ Letters: Z levels, Y and X columns across and along the wind, T triangles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numba
@@ -26,6 +26,8 @@ Mask = NDArray[np.bool_]
 SPACING = 4.0  # m between columns, as between the cells of the data
 # The levels of the data's mesh: faces of cells that grow from 2 m at the ground.
 LEVELS: Array = np.concatenate([[0.0], np.cumsum(growing_cells(DOMAIN_HEIGHT, 2.0, GROWTH_UPWARD, 1.3 * SPACING))])
+HEIGHTS: Array = (LEVELS[1:] + LEVELS[:-1]) / 2
+GROWTH_ABOVE = 1.3  # of the levels above these
 RAYS = 4  # its square is the number of rays per column; no two share an x or a y, so walls are seen to a 32nd of one
 
 
@@ -37,6 +39,7 @@ class Lattice:
     solid: NDArray[np.floating]  # (Z, Y, X): share of each cell inside a building
     air: Mask  # (Y, X): the middle of the column is in the air that is asked about
     spacing: float = SPACING
+    levels: Array = field(default_factory=lambda: LEVELS)  # (Z + 1,): heights of the cells' faces, m
 
     @classmethod
     def around(
@@ -45,6 +48,7 @@ class Lattice:
         domain: UrbanDomain,
         phase: tuple[float, float] = (0.0, 0.0),
         spacing: float = SPACING,
+        levels: Array = LEVELS,
     ) -> Lattice:
         """The lattice of buildings (T, 3, 3), given in wind axes, in the air of ``domain``.
 
@@ -64,14 +68,19 @@ class Lattice:
         )
         at = middle @ turn  # (Y, X, 2) in the axes of the domain
         air = ((at > domain.bounds[:2, 0]) & (at < domain.bounds[:2, 1])).all(-1)
-        solid = solid_fractions(triangles, (float(low[0]), float(low[1])), (int(ny), int(nx)), LEVELS, spacing)
-        return cls((float(low[0]), float(low[1])), solid * air, air, spacing)
+        solid = solid_fractions(triangles, (float(low[0]), float(low[1])), (int(ny), int(nx)), levels, spacing)
+        return cls((float(low[0]), float(low[1])), solid * air, air, spacing, levels)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(Z, Y, X)."""
         levels, across, along = self.solid.shape
         return levels, across, along
+
+    @cached_property
+    def heights(self) -> Array:
+        """(Z,): the middles of the levels, m."""
+        return np.asarray((self.levels[1:] + self.levels[:-1]) / 2)
 
     @cached_property
     def inside(self) -> Mask:
@@ -110,11 +119,10 @@ class Lattice:
         the cells of the data lie at the heights of the levels.
         """
         levels, across, along = self.shape
-        heights = (LEVELS[1:] + LEVELS[:-1]) / 2
         # The data's cells are multiples of half a column; single precision would put them beside those.
         at_x = np.clip(np.round((points[:, 0] - self.origin[0]) / self.spacing - 0.5, 4), 0, along - 1)
         at_y = np.clip(np.round((points[:, 1] - self.origin[1]) / self.spacing - 0.5, 4), 0, across - 1)
-        at_z = np.round(np.interp(points[:, 2], heights, np.arange(levels)), 4)
+        at_z = np.round(np.interp(points[:, 2], self.heights, np.arange(levels)), 4)
         ends = []  # per axis: indices and weights of the lower and the upper neighbour
         for at, count in ((at_x, along), (at_y, across), (at_z, levels)):
             low = at.astype(np.int64)
@@ -133,6 +141,14 @@ class Lattice:
                     weight.append(linear * air[cell])
         weights = np.stack(weight, axis=1)
         return np.stack(index, axis=1), weights / weights.sum(1, keepdims=True)
+
+
+def levels_up_to(height: float) -> Array:
+    """The levels of the data, and thicker ones above them up to a height (m) at least."""
+    levels = LEVELS.tolist()
+    while levels[-1] < height - 1e-6:
+        levels.append(levels[-1] + GROWTH_ABOVE * (levels[-1] - levels[-2]))
+    return np.array(levels)
 
 
 def solid_fractions(

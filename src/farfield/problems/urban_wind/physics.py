@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh, expm
 
 from farfield.problems.urban_wind.inflow_profiles import KAPPA, friction_velocity, inflow_profile
-from farfield.problems.urban_wind.lattice import LEVELS, Lattice
+from farfield.problems.urban_wind.lattice import Lattice
 
 Field = NDArray[np.float32]
 Faces = tuple[Field, Field, Field]  # along x, y, z
@@ -39,9 +39,6 @@ WALL_MEMORY = 15.0  # m: l above
 SMALLEST_OPENING = 0.05  # a face that is less open than this counts as closed: slivers slow the solver down
 SLOWEST = 1.0  # m/s: the air near the ground carries wakes no slower than this
 TOLERANCE = 5e-2  # of the divergence left over, relative: more accuracy does not help a network
-HEIGHTS = (LEVELS[1:] + LEVELS[:-1]) / 2
-THICKNESS: Field = np.diff(LEVELS).astype(np.float32)[:, None, None]
-_BETWEEN: Field = np.diff(HEIGHTS).astype(np.float32)[:, None, None]  # m from level to level
 
 
 def nearness_of_walls(lattice: Lattice, memory: float = WALL_MEMORY) -> Field:
@@ -54,15 +51,15 @@ def nearness_of_walls(lattice: Lattice, memory: float = WALL_MEMORY) -> Field:
 def wake_deficits(lattice: Lattice, roughness: float, factors: tuple[float, ...]) -> Field:
     """(len(factors), Z, Y, X): the wake deficit D, spread ``factors`` times as fast as the inflow's turbulence does."""
     levels, across, along = lattice.shape
-    h = lattice.spacing
+    h, ends, heights = lattice.spacing, lattice.levels, lattice.heights
     u_star = friction_velocity(roughness)
-    speed = np.maximum(inflow_profile(roughness, heights=HEIGHTS)[:, 0], SLOWEST)
-    exchange = KAPPA * u_star * (LEVELS[1:-1] + roughness) / np.diff(HEIGHTS)
+    speed = np.maximum(inflow_profile(roughness, heights=heights)[:, 0], SLOWEST)
+    exchange = KAPPA * u_star * (ends[1:-1] + roughness) / np.diff(heights)
     vertical = np.diag(exchange, 1) + np.diag(exchange, -1)
     vertical -= np.diag(vertical.sum(1))
-    vertical[-1, -1] -= KAPPA * u_star * LEVELS[-1] / (LEVELS[-1] - HEIGHTS[-1])
-    vertical *= (h / (np.diff(LEVELS) * speed))[:, None]
-    lateral = np.interp(15.0, HEIGHTS, KAPPA * u_star * (HEIGHTS + roughness) / speed) / h
+    vertical[-1, -1] -= KAPPA * u_star * ends[-1] / (ends[-1] - heights[-1])
+    vertical *= (h / (np.diff(ends) * speed))[:, None]
+    lateral = np.interp(15.0, heights, KAPPA * u_star * (heights + roughness) / speed) / h
     waves, eigenvalues = _cosines(across)
     up = np.stack([expm(f * vertical) for f in factors]).astype(np.float32)
     aside = np.stack([(waves * np.exp(-f * lateral * eigenvalues)) @ waves.T for f in factors]).astype(np.float32)
@@ -82,6 +79,16 @@ class Openings:
     """Where air can pass between the cells of a lattice, and where a projection may change how much."""
 
     lattice: Lattice
+
+    @cached_property
+    def thickness(self) -> Field:
+        """(Z, 1, 1): of the levels, m."""
+        return np.diff(self.lattice.levels).astype(np.float32)[:, None, None]
+
+    @cached_property
+    def between(self) -> Field:
+        """(Z - 1, 1, 1): from the middle of each level to that of the next, m."""
+        return np.diff(self.lattice.heights).astype(np.float32)[:, None, None]
 
     @cached_property
     def share(self) -> Faces:
@@ -104,7 +111,7 @@ class Openings:
         weights = []
         h = self.lattice.spacing
         for axis, share, factor in zip(
-            (2, 1, 0), self.share, (THICKNESS / h**2, THICKNESS / h**2, 1 / _BETWEEN), strict=True
+            (2, 1, 0), self.share, (self.thickness / h**2, self.thickness / h**2, 1 / self.between), strict=True
         ):
             (a, b), (beyond_a, beyond_b) = _pair(inside, axis), _pair(outflow, axis)
             free = (a & b) | (a & beyond_b) | (beyond_a & b)
@@ -125,7 +132,11 @@ class Openings:
         """What leaves each cell through its faces, per horizontal area, m/s; 0 outside the air."""
         out = np.zeros(self.lattice.shape, dtype=np.float32)
         h = self.lattice.spacing
-        sizes: tuple[Field, Field, Field] = (THICKNESS / h, THICKNESS / h, np.ones((1, 1, 1), dtype=np.float32))
+        sizes: tuple[Field, Field, Field] = (
+            self.thickness / h,
+            self.thickness / h,
+            np.ones((1, 1, 1), dtype=np.float32),
+        )
         for axis, share, normal, size in zip((2, 1, 0), self.share, velocity, sizes, strict=True):
             flux = share * normal * size
             a, b = _pair(out, axis)
@@ -153,7 +164,7 @@ class Openings:
             iterations += 1
         corrected = []
         for axis, weight, normal, distance in zip(
-            (2, 1, 0), weights, velocity, (self.lattice.spacing, self.lattice.spacing, _BETWEEN), strict=True
+            (2, 1, 0), weights, velocity, (self.lattice.spacing, self.lattice.spacing, self.between), strict=True
         ):
             a, b = _pair(phi, axis)
             corrected.append(normal + np.where(weight > 0, (b - a) / distance, 0).astype(np.float32))
@@ -178,13 +189,14 @@ def mass_consistent_wind(openings: Openings, roughness: float, deficit: Field | 
 def pressure_of(openings: Openings, wind: Faces, roughness: float, deficit: Field, density: float) -> Field:
     """(Z, Y, X), Pa: the pressure that goes with a wind and its wake deficit, 0 at the outlets."""
     lattice = openings.lattice
-    u0 = _inflow(roughness)
+    u0 = _inflow(lattice, roughness)
+    thickness = openings.thickness
     cells = openings.at_cells(wind)
     cells[0] += np.where(lattice.inside, 0, u0)  # what enters
     force = np.zeros((3, *lattice.shape), dtype=np.float32)
     h = lattice.spacing
     for axis, share, normal in zip((2, 1, 0), openings.share, wind, strict=True):
-        sizes = THICKNESS[:, 0, 0] if axis == 0 else np.full(len(THICKNESS), h, dtype=np.float32)
+        sizes = thickness[:, 0, 0] if axis == 0 else np.full(len(thickness), h, dtype=np.float32)
         _take_momentum(cells, share * normal, lattice.inside, sizes, axis, force)
     # Behind solids the deficit shrinks without any pressure: the stress of the turbulence gives the momentum back.
     force[0, :, :, 1:] -= u0 * u0 * (deficit[:, :, 1:] - deficit[:, :, :-1]) / h
@@ -200,7 +212,7 @@ def pressure_of(openings: Openings, wind: Faces, roughness: float, deficit: Fiel
 def _start(openings: Openings, roughness: float, deficit: Field | None) -> Faces:
     """u0 (1 - deficit) on the faces; what enters is never slowed down."""
     levels, across, along = openings.lattice.shape
-    u0 = np.broadcast_to(_inflow(roughness), (levels, across, along - 1))
+    u0 = np.broadcast_to(_inflow(openings.lattice, roughness), (levels, across, along - 1))
     if deficit is not None:
         a, b = _pair(deficit, 2)
         entering = ~_pair(np.broadcast_to(openings.lattice.inside, openings.lattice.shape), 2)[0]
@@ -209,8 +221,8 @@ def _start(openings: Openings, roughness: float, deficit: Field | None) -> Faces
     return u0.astype(np.float32), *still
 
 
-def _inflow(roughness: float) -> Field:
-    return inflow_profile(roughness, heights=HEIGHTS)[:, :1, None].astype(np.float32)
+def _inflow(lattice: Lattice, roughness: float) -> Field:
+    return inflow_profile(roughness, heights=lattice.heights)[:, :1, None].astype(np.float32)
 
 
 def _pair(field: NDArray, axis: int) -> tuple[NDArray, NDArray]:
@@ -233,13 +245,14 @@ def _cosines(count: int, held_end: bool = False) -> tuple[NDArray[np.float64], N
     return waves / np.linalg.norm(waves, axis=0), 2 - 2 * np.cos(angle)
 
 
-@lru_cache(maxsize=1)
-def _vertical_modes() -> tuple[Field, Field]:
+@lru_cache(maxsize=8)
+def _vertical_modes(levels: tuple[float, ...]) -> tuple[Field, Field]:
     """Modes V and eigenvalues of the second difference over the levels: V^T diag(thickness) V = 1."""
-    exchange = 1 / np.diff(HEIGHTS)
+    thickness = np.diff(levels)
+    exchange = 2 / (thickness[1:] + thickness[:-1])
     matrix = -np.diag(exchange, 1) - np.diag(exchange, -1)
     matrix -= np.diag(matrix.sum(1))
-    eigenvalues, modes = eigh(matrix, np.diag(np.diff(LEVELS)))
+    eigenvalues, modes = eigh(matrix, np.diag(thickness))
     return modes.astype(np.float32), eigenvalues.astype(np.float32)
 
 
@@ -248,7 +261,7 @@ def _empty_box(lattice: Lattice):  # type: ignore[no-untyped-def]
     levels, across, along = lattice.shape
     (x_waves, x_values), (y_waves, y_values) = _cosines(along, held_end=True), _cosines(across)
     x_waves, y_waves = x_waves.astype(np.float32), y_waves.astype(np.float32)
-    modes, z_values = _vertical_modes()
+    modes, z_values = _vertical_modes(tuple(lattice.levels.tolist()))
     h = lattice.spacing
     scale = 1 / (z_values[:, None, None] + (y_values[:, None] + x_values) / h**2)
     scale = scale.astype(np.float32)
