@@ -13,6 +13,7 @@ only knows 6 m/s at 80 m.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,8 +70,7 @@ class City:
     @classmethod
     def of(cls, lattice: Lattice, roughness: float) -> City:
         """Compute everything that the network is told."""
-        fields = [field.transpose(1, 2, 0) for field in _told(lattice, roughness)]
-        return cls(lattice, roughness, np.stack(fields, axis=-1))
+        return cls(lattice, roughness, _by_cell(_told(lattice, roughness)))
 
     @classmethod
     def in_the_open(cls, lattice: Lattice, triangles: Array, domain: UrbanDomain, roughness: float) -> City:
@@ -86,8 +86,7 @@ class City:
         wide = Lattice.around(triangles, around, levels=levels, spacing=lattice.spacing)
         x, y = np.round((np.array(lattice.origin) - wide.origin) / lattice.spacing).astype(int)
         known, across, along = lattice.shape
-        fields = [field[:known, y : y + across, x : x + along].transpose(1, 2, 0) for field in _told(wide, roughness)]
-        channels = np.stack(fields, axis=-1)
+        channels = _by_cell([field[:known, y : y + across, x : x + along] for field in _told(wide, roughness)])
         channels[~lattice.inside, :, FLOW:] = 0  # as in training, where nothing is known beyond the air
         return cls(lattice, roughness, channels)
 
@@ -115,13 +114,19 @@ class City:
         """(Y, X): 1 where a column is in the air."""
         return torch.from_numpy(self.lattice.air.astype(np.float32))
 
+    @cached_property
+    def _inflow(self) -> tuple[Array, Array]:
+        """Heights (L,), and speed, ln k and ln epsilon there (3, L): the profile is smooth, a table is as good."""
+        levels = np.geomspace(0.1, 2 * LEVELS[-1], 400)
+        table = inflow_profile(self.roughness, heights=levels)
+        return levels, np.stack([table[:, 0], *np.log(table[:, 2:]).T])
+
     def query(self, points: Array) -> Query:
         """Points (N, 3) in wind axes, m."""
         index, weight = self.lattice.corners(points)
         height = np.maximum(points[:, 2].astype(np.float64), 0.1)
-        levels = np.geomspace(0.1, 2 * LEVELS[-1], 400)  # the profile is smooth: a table is as good and much faster
-        table = inflow_profile(self.roughness, heights=levels)
-        speed, k, epsilon = (np.interp(height, levels, column) for column in (table[:, 0], *np.log(table[:, 2:]).T))
+        levels, columns = self._inflow
+        speed, k, epsilon = (np.interp(height, levels, column) for column in columns)
         features = np.stack(
             [
                 height / 30 - 1,
@@ -192,6 +197,12 @@ def _told(lattice: Lattice, roughness: float) -> list[Array]:
         fields += list(velocity * (in_air / SPEED_SCALE))
     fields.append(pressure * (in_air / PRESSURE_SCALE))
     return fields
+
+
+def _by_cell(fields: list[Array]) -> NDArray[np.float32]:
+    """Fields (Z, Y, X) -> (Y, X, Z, C), in this order also in memory: it is read cell by cell, again and again."""
+    stacked = np.stack([field.transpose(1, 2, 0) for field in fields], axis=-1)  # which keeps the levels outermost
+    return np.ascontiguousarray(stacked, dtype=np.float32)
 
 
 def base_fields(local: Tensor, query: Query) -> Tensor:

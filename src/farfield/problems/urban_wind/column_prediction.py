@@ -120,7 +120,7 @@ class ColumnPredictor(WindPredictor):
                 query = query._replace(cells=part.cells(query.cells, along, levels))
             raw, local = self.model.query(volume, seen, *(x.to(device) for x in query[:3]))
             fields = base_fields(local.cpu(), query) + self.scale.decode(raw.float().cpu())
-            fields[:, 4:] = fields[:, 4:].exp()
+            fields[:, 4:] = fields[:, 4:].contiguous().exp()  # k and epsilon; in strides it would be slow
             out[some] = fields.numpy()
             advance(len(fields) / len(points))
         return out

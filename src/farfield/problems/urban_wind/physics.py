@@ -128,6 +128,11 @@ class Openings:
             b += weight
         return ((total > 0) & self.lattice.inside).astype(np.float32)
 
+    @cached_property
+    def empty_box(self) -> EmptyBox:
+        """What the balance would be without buildings."""
+        return EmptyBox(self.lattice)
+
     def divergence(self, velocity: Faces) -> Field:
         """What leaves each cell through its faces, per horizontal area, m/s; 0 outside the air."""
         out = np.zeros(self.lattice.shape, dtype=np.float32)
@@ -147,27 +152,27 @@ class Openings:
     def project(self, velocity: Faces, tolerance: float = TOLERANCE, limit: int = 200) -> tuple[Faces, Field, int]:
         """The nearest face velocities without divergence, the potential phi that corrects them, and the iterations."""
         weights, active = self.weights, self.active
-        inverse = _empty_box(self.lattice)
+        inverse = self.empty_box
         residual = self.divergence(velocity)
-        phi, image = np.zeros_like(residual), np.zeros_like(residual)
-        target = tolerance * float(np.linalg.norm(residual))
-        direction, product, iterations = np.zeros_like(residual), np.inf, 0
-        while float(np.linalg.norm(residual)) > target and iterations < limit:
+        phi, direction, image = np.zeros_like(residual), np.zeros_like(residual), np.zeros_like(residual)
+        left, product, iterations = float(np.vdot(residual, residual)), np.inf, 0
+        target = tolerance**2 * left
+        while left > target and iterations < limit:
             better = inverse(residual) * active
-            product, before = float(np.vdot(residual, better)), product
-            direction = better + np.float32(product / before) * direction
-            _balance(direction, *weights, image)
-            image *= active
-            step = np.float32(product / float(np.vdot(direction, image)))
-            phi += step * direction
-            residual -= step * image
+            before, product = product, float(np.vdot(residual, better))
+            _turn(better, np.float32(product / before), direction)
+            _balance(direction, *weights, active, image)
+            step = product / float(np.vdot(direction, image))
+            left = _descend(np.float32(step), direction, image, phi, residual)
             iterations += 1
         corrected = []
         for axis, weight, normal, distance in zip(
             (2, 1, 0), weights, velocity, (self.lattice.spacing, self.lattice.spacing, self.between), strict=True
         ):
             a, b = _pair(phi, axis)
-            corrected.append(normal + np.where(weight > 0, (b - a) / distance, 0).astype(np.float32))
+            change = (b - a) / np.asarray(distance, dtype=np.float32)
+            change *= weight > 0
+            corrected.append(change + normal)
         return (corrected[0], corrected[1], corrected[2]), phi, iterations
 
     def at_cells(self, velocity: Faces) -> Field:
@@ -234,13 +239,10 @@ def _pair(field: NDArray, axis: int) -> tuple[NDArray, NDArray]:
 
 
 @lru_cache(maxsize=64)
-def _cosines(count: int, held_end: bool = False) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Orthonormal eigenvectors (count, count) and eigenvalues of minus the second difference.
-
-    No flux through both ends, or the value beyond the last cell held at 0 (``held_end``).
-    """
+def _cosines(count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Orthonormal eigenvectors (count, count) and eigenvalues of minus the second difference, no flux at the ends."""
     number = np.arange(count)
-    angle = (2 * number + 1) / (2 * count + 1) * np.pi if held_end else number / count * np.pi
+    angle = number / count * np.pi
     waves = np.cos((number[:, None] + 0.5) * angle)
     return waves / np.linalg.norm(waves, axis=0), 2 - 2 * np.cos(angle)
 
@@ -256,30 +258,65 @@ def _vertical_modes(levels: tuple[float, ...]) -> tuple[Field, Field]:
     return modes.astype(np.float32), eigenvalues.astype(np.float32)
 
 
-def _empty_box(lattice: Lattice):  # type: ignore[no-untyped-def]
-    """The exact inverse of the balance in a box without buildings that is as large as the lattice."""
-    levels, across, along = lattice.shape
-    (x_waves, x_values), (y_waves, y_values) = _cosines(along, held_end=True), _cosines(across)
-    x_waves, y_waves = x_waves.astype(np.float32), y_waves.astype(np.float32)
-    modes, z_values = _vertical_modes(tuple(lattice.levels.tolist()))
-    h = lattice.spacing
-    scale = 1 / (z_values[:, None, None] + (y_values[:, None] + x_values) / h**2)
-    scale = scale.astype(np.float32)
-    x_back, y_there = np.ascontiguousarray(x_waves.T), np.ascontiguousarray(y_waves.T)  # faster than turned views
+class EmptyBox:
+    """The exact inverse of the balance in a box without buildings that is as large as the lattice.
 
-    def inverse(residual: Field) -> Field:
-        field = (modes.T @ residual.reshape(levels, -1)).reshape(levels, across, along)
-        field = y_there @ (field @ x_waves)
-        field *= scale
-        field = (y_waves @ field) @ x_back
-        return np.asarray((modes @ field.reshape(levels, -1)).reshape(levels, across, along))
+    Modes up and across the wind; along it each of them is a chain of cells, -a f_{i-1} + d_i f_i - a f_{i+1} = r_i,
+    without flux at the inlet and 0 beyond the outlet, which is solved by elimination.
+    """
 
-    return inverse
+    def __init__(self, lattice: Lattice):
+        self.shape = levels, across, along = lattice.shape
+        waves, y_values = _cosines(across)
+        self.waves = waves.astype(np.float32)
+        self.turned = np.ascontiguousarray(self.waves.T)  # faster than a turned view
+        self.modes, z_values = _vertical_modes(tuple(lattice.levels.tolist()))
+        self.coupling = np.float32(1 / lattice.spacing**2)
+        own = (z_values[:, None] + self.coupling * y_values).reshape(-1).astype(np.float64)
+        self.pivots = np.empty((levels * across, along), dtype=np.float32)
+        _eliminate(own, float(self.coupling), self.pivots)
+
+    def __call__(self, residual: Field) -> Field:
+        levels, across, along = self.shape
+        field = (self.modes.T @ residual.reshape(levels, -1)).reshape(levels, across, along)
+        field = self.turned @ field
+        _solve_along(field.reshape(levels * across, along), self.pivots, self.coupling)
+        field = self.waves @ field
+        return np.asarray((self.modes @ field.reshape(levels, -1)).reshape(self.shape))
 
 
 @numba.njit(cache=True)
-def _balance(phi: Field, along: Field, across: Field, up: Field, out: Field) -> None:  # pragma: no cover - compiled
-    """out = sum over the faces of a cell of weight * (phi here - phi there)."""
+def _eliminate(own: NDArray[np.float64], coupling: float, pivots: Field) -> None:  # pragma: no cover - compiled
+    """One over the pivots of the chains (modes, cells) with ``own`` beside the couplings on their diagonals."""
+    count = pivots.shape[1]
+    for mode in range(len(own)):
+        last = 0.0
+        for i in range(count):
+            last = 1 / (own[mode] + (coupling if i == 0 else 2 * coupling) - coupling * coupling * last)
+            pivots[mode, i] = last
+
+
+@numba.njit(cache=True, fastmath=True)
+def _solve_along(field: Field, pivots: Field, coupling: np.float32) -> None:  # pragma: no cover - compiled
+    """Solve the chains (modes, cells) in place, sixteen beside one another: each step waits for the one before it."""
+    modes, count = field.shape
+    for first in range(0, modes, 16):
+        last = min(first + 16, modes)
+        for mode in range(first, last):
+            field[mode, 0] *= pivots[mode, 0]
+        for i in range(1, count):
+            for mode in range(first, last):
+                field[mode, i] = (field[mode, i] + coupling * field[mode, i - 1]) * pivots[mode, i]
+        for i in range(count - 2, -1, -1):
+            for mode in range(first, last):
+                field[mode, i] += coupling * pivots[mode, i] * field[mode, i + 1]
+
+
+@numba.njit(cache=True)
+def _balance(
+    phi: Field, along: Field, across: Field, up: Field, active: Field, out: Field
+) -> None:  # pragma: no cover - compiled
+    """out = active * sum over the faces of a cell of weight * (phi here - phi there)."""
     levels, rows, columns = phi.shape
     for k in range(levels):
         for j in range(rows):
@@ -298,7 +335,29 @@ def _balance(phi: Field, along: Field, across: Field, up: Field, out: Field) -> 
                     total += up[k - 1, j, i] * (here - phi[k - 1, j, i])
                 if k < levels - 1:
                     total += up[k, j, i] * (here - phi[k + 1, j, i])
-                out[k, j, i] = total
+                out[k, j, i] = total * active[k, j, i]
+
+
+@numba.njit(cache=True, fastmath=True)
+def _turn(better: Field, share: np.float32, direction: Field) -> None:  # pragma: no cover - compiled
+    """direction = better + share * direction."""
+    there, here = direction.ravel(), better.ravel()
+    for n in range(len(there)):
+        there[n] = here[n] + share * there[n]
+
+
+@numba.njit(cache=True, fastmath=True)
+def _descend(
+    step: np.float32, direction: Field, image: Field, phi: Field, residual: Field
+) -> float:  # pragma: no cover - compiled
+    """phi += step * direction, residual -= step * image; returns the residual's square."""
+    towards, change, moved, rest = direction.ravel(), image.ravel(), phi.ravel(), residual.ravel()
+    left = 0.0
+    for n in range(len(rest)):
+        moved[n] += step * towards[n]
+        rest[n] -= step * change[n]
+        left += rest[n] * rest[n]
+    return left
 
 
 @numba.njit(cache=True)
@@ -328,16 +387,18 @@ def _take_momentum(
     """force -= div(flux velocity)  through the faces along an axis: central, but upwind where air enters or leaves."""
     up, across, along = int(axis == 0), int(axis == 1), int(axis == 2)
     levels, rows, columns = flux.shape
-    for k in range(levels):
-        for j in range(rows):
-            for i in range(columns):
-                through = flux[k, j, i]
-                if through == 0:
-                    continue
-                k2, j2, i2 = k + up, j + across, i + along
-                within = inside[j, i] and inside[j2, i2]
-                for component in range(3):
-                    a, b = cells[component, k, j, i], cells[component, k2, j2, i2]
-                    carried = through * ((a + b) / 2 if within else (a if through > 0 else b))
-                    force[component, k, j, i] -= carried / sizes[k]
-                    force[component, k2, j2, i2] += carried / sizes[k2]
+    carried = np.empty(columns, dtype=np.float32)
+    for component in range(3):
+        for k in range(levels):
+            for j in range(rows):
+                through, k2, j2 = flux[k, j], k + up, j + across
+                here, there = cells[component, k, j], cells[component, k2, j2]
+                for i in range(columns):
+                    a, b = here[i], there[i + along]
+                    within = inside[j, i] and inside[j2, i + along]
+                    carried[i] = through[i] * ((a + b) * np.float32(0.5) if within else (a if through[i] > 0 else b))
+                given, taken = force[component, k, j], force[component, k2, j2]
+                for i in range(columns):
+                    given[i] -= carried[i] / sizes[k]
+                for i in range(columns):
+                    taken[i + along] += carried[i] / sizes[k2]
