@@ -23,7 +23,7 @@ FOOTPRINT_SIDE = (8.0, 26.0)  # m
 BUILDING_HEIGHT = (6.0, 38.0)  # m
 SMALLEST_GAP = 5.0  # m between two buildings
 UPWIND_MARGIN, DOWNWIND_MARGIN, SIDE_MARGIN, DOMAIN_HEIGHT = 95.0, 255.0, 60.0, 55.0  # m
-LARGEST_OPEN = 8.0  # times the air of s = 1 are enough for any city: its buildings are not higher
+LARGEST_OPEN = 6.0  # times the air of s = 1 are enough for any city: its buildings are not higher
 DOMAIN_TO_BUILDING_HEIGHT = 1.4  # at least, as with the tallest random building
 
 

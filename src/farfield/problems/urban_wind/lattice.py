@@ -27,7 +27,7 @@ SPACING = 4.0  # m between columns, as between the cells of the data
 # The levels of the data's mesh: faces of cells that grow from 2 m at the ground.
 LEVELS: Array = np.concatenate([[0.0], np.cumsum(growing_cells(DOMAIN_HEIGHT, 2.0, GROWTH_UPWARD, 1.3 * SPACING))])
 HEIGHTS: Array = (LEVELS[1:] + LEVELS[:-1]) / 2
-GROWTH_ABOVE = 1.3  # of the levels above these
+GROWTH_ABOVE = 1.5  # of the levels above these
 RAYS = 4  # its square is the number of rays per column; no two share an x or a y, so walls are seen to a 32nd of one
 
 

@@ -279,7 +279,7 @@ def wind_speeds(problem: str, runs: dict[str, SavedRun], scale: str, kind: str) 
         figure.colorbar(image, ax=side, label=label, location="bottom", shrink=0.7, aspect=40)
     where = f"at {z0:g} m above the ground" if kind == "map" else f"in the plane y = {y0:.0f} m, through the tallest"
     where += "" if kind == "map" else " building (heights are stretched)"
-    caption = f"Wind speed {where}, s = {scale}: the first test city, one draw of points. Buildings are grey."
+    caption = f"Wind speed {where}, s = {scale}: the first test city. Buildings are grey."
     return Drawn(f"{problem}-s{scale}-{kind}", caption, figure)
 
 
