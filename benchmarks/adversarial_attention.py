@@ -2,7 +2,8 @@
 
     python benchmarks/adversarial_attention.py [clouds] [first seed] [--json FILE] [--markdown FILE]
 
-With ``--json`` it goes on where the file ends. A cloud takes about a twentieth of a CPU second.
+With ``--json`` it goes on where the file ends, if that was measured with the same code. A cloud takes about a twentieth
+of a CPU second.
 
 Each seed draws a cloud (uniform, spots in an empty field, graded over six orders of magnitude, on a line, queries far
 from every key), 1 to 3 axes, an encoding, decay lengths that may be spread a thousand times over heads and axes, and
@@ -19,6 +20,7 @@ times the largest |v| of the head, if that is more. Prints the worst ratio by en
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import time
 import warnings
@@ -158,11 +160,21 @@ def ratio(
     return float(torch.where(error > 0, error / allowed, 0.0).max()) if error.numel() else 0.0
 
 
+def code() -> str:
+    """What the attention that is measured, and this script, are told by."""
+    sources = [Path(__file__), *sorted(Path(rounds.__file__).parent.glob("*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+
+
 def measure(clouds: int, first: int = 0, file: Path | None = None) -> dict[str, dict[str, float]]:
     """The worst ratio by encoding and tolerance; cases above 1 are printed. What ``file`` holds is not done again."""
     worst: dict[str, dict[str, float]] = {name: {"clouds": 0, "above": 0} for name in ENCODINGS}
+    measured = code()
     if file is not None and file.exists():
-        worst = json.loads(file.read_text())
+        before = json.loads(file.read_text())
+        if before.get("code") != measured:
+            raise SystemExit(f"{file} was measured with other code: remove it, or give another file")
+        worst = before["rows"]
     done = sum(int(row["clouds"]) for row in worst.values())
     for seed in range(first + done, first + clouds):
         case = draw_case(seed)
@@ -177,7 +189,7 @@ def measure(clouds: int, first: int = 0, file: Path | None = None) -> dict[str, 
                 print(f"  above the tolerance {tolerance:g} by {found:.3g}: {case.description}", flush=True)
         if file is not None and (seed % 50 == 49 or seed == first + clouds - 1):
             part = file.with_suffix(".part")
-            part.write_text(json.dumps(worst, indent=1))
+            part.write_text(json.dumps({"code": measured, "rows": worst}, indent=1))
             part.replace(file)
             print(f"{seed + 1 - first} of {clouds}, {time.process_time():.0f} CPU seconds", flush=True)
     return worst

@@ -4,7 +4,7 @@
 
 Memory does not depend on the decay length but for the plan's lists; time does, in proportion to the keys in reach. The
 paper's 250 takes over an hour here, so the default is 25 (three cells, as a Gray-Scott model may use). Seconds are
-those of the processor, and how many plans were built, and in what time, is counted.
+those of the processor, and how many plans were built, and in what time, is counted. A line tells when a block is done.
 """
 
 import resource
@@ -38,12 +38,30 @@ positions = SPACING * side * torch.rand(points, 2)
 model = ff.TransformerOperator(4, 2, 2, encoding=ff.LAAPE(decay_length)).eval()
 features = torch.randn(1, points, 4)
 start = time.process_time()
+
+
+def peak_memory() -> float:
+    """Of this process so far, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def say(block: torch.nn.Module, *_: Any) -> None:
+    """How far the pass has come."""
+    number = list(model.blocks).index(block) + 1
+    print(
+        f"block {number} of {len(model.blocks)}: {time.process_time() - start:.0f} CPU seconds, {len(plan_seconds)} "
+        f"plans in {sum(plan_seconds):.1f}, peak memory {peak_memory():.1f} GB",
+        flush=True,
+    )
+
+
+for each in model.blocks:
+    each.register_forward_hook(say)
 with torch.no_grad():
     out = model(features, positions)
 seconds = time.process_time() - start
 assert torch.isfinite(out).all()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 print(
     f"{points} points, decay length {decay_length:g}, {torch.get_num_threads()} threads: {seconds:.0f} CPU seconds, of "
-    f"which {len(plan_seconds)} plans {sum(plan_seconds):.1f}; peak memory {peak:.1f} GB"
+    f"which {len(plan_seconds)} plans {sum(plan_seconds):.1f}; peak memory {peak_memory():.1f} GB"
 )

@@ -12,6 +12,7 @@ from farfield.attention.dense import AllPairs, channel_error
 from farfield.attention.encoding import Encoding
 from farfield.attention.locality import LAAPE
 from farfield.attention.plan import FINEST, AttentionPlan, plan_cloud, typical_reach
+from farfield.attention.tile_bias import too_wide
 
 BACKENDS = ("auto", "reference", "dense", "tiled", "flex")
 # Costs in pairs of one head, measured (``benchmarks/break_even.py``): a tiled call besides its pairs, each point of its
@@ -20,6 +21,8 @@ _PER_CALL = 2_000_000
 _PER_POINT = 300
 _PER_POINT_AND_HEAD = 350
 _PER_PAIR = 1.3
+# A pair of tiles so wide that its bias is written out, besides.
+_WRITTEN_OUT = 1.5
 # A plan that promises to win by less than this is not worth building.
 _CLOSE = 1.1
 # Queries per tile in clouds for which the choice is close.
@@ -57,10 +60,12 @@ def choose(
             )
     plan = plan_cloud(cloud, encoding, tolerance)
     density = plan.density()
-    if simple and not obstacle and groups * pairs <= overhead + plan.cost(groups):
-        return all_pairs(
-            "dense", f"{100 * density:.0f} % of all pairs are in reach, so skipping the rest would not pay"
-        )
+    if simple and not obstacle:
+        written_out = _WRITTEN_OUT * float(too_wide(plan, encoding, dtype).double().mean()) * groups * plan.pairs()
+        if groups * pairs <= overhead + plan.cost(groups) + written_out:
+            return all_pairs(
+                "dense", f"{100 * density:.0f} % of all pairs are in reach, so skipping the rest would not pay"
+            )
     plan.reason = f"{100 * density:.2g} % of all pairs are in reach"
     if device.type == "cuda" and flex_can_be_trusted(device):
         flex = plan_cloud(cloud, encoding, tolerance, backend="flex")

@@ -15,11 +15,21 @@ from torch import Tensor
 
 from farfield.attention.certificate import lowest_of
 from farfield.attention.dense import penalty_matrix
+from farfield.attention.encoding import Encoding
 from farfield.attention.plan import AttentionPlan, Reach
 from farfield.attention.problem import Problem
 
 # What a tile may take of the width that channels can serve; its keys need the rest.
 _TILE_SHARE = 0.5
+
+
+def too_wide(plan: AttentionPlan, encoding: Encoding, dtype: torch.dtype, heaviest: Tensor | None = None) -> Tensor:
+    """Query tiles (Tq,) that are too wide for the channels of their bias; ``heaviest`` (Tq,) is their largest w."""
+    limit, queries = encoding.channel_range(dtype, plan.tolerance / 4), plan.queries
+    if limit is None:
+        return torch.zeros(len(queries), dtype=torch.bool)
+    share = _TILE_SHARE if heaviest is None else _TILE_SHARE / heaviest.clamp(min=1.0).sqrt()[:, None]
+    return (queries.high - queries.low > share * limit.cpu()).any(-1)
 
 
 @dataclass
@@ -41,11 +51,8 @@ class TileBias:
         heaviest: Tensor | None = None
         if self.weight is not None:
             heaviest = -lowest_of(-self.weight.detach()[..., 0], queries).amin(-1).cpu().double()
-        limit = self.encoding.channel_range(dtype, error)
         self.pair_by_pair = torch.full((len(queries),), not self.encoding.decomposes)  # (Tq,)
-        if limit is not None:
-            share = _TILE_SHARE if heaviest is None else _TILE_SHARE / heaviest.clamp(min=1.0).sqrt()[:, None]
-            self.pair_by_pair |= (queries.high - queries.low > share * limit.cpu()).any(-1)
+        self.pair_by_pair |= too_wide(self.plan, self.encoding, dtype, heaviest)
         # far from all keys only differences of huge potentials count, which channels would round away
         most = error / torch.finfo(dtype).eps
         self.pair_by_pair |= self.reach.best * (1.0 if heaviest is None else heaviest) > most

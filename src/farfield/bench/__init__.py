@@ -29,7 +29,14 @@ LEADS = {
     "certainty": (
         "What a certified error costs beside an estimated one, on the attention layers of shipped models.\n\n"
         "Columns: pairs read / all, query-key pairs that were read over all there are; certified / estimated, pairs "
-        "read and CPU time with the proved bound over those with an estimate (`certify=False`)."
+        "read and CPU time with the proved bound over those with an estimate (`certify=False`); auto tiles from, the "
+        "number of points from which on `auto` takes tiles in this layer, dense attention below."
+    ),
+    "packed_clouds": (
+        "64 clouds of 500 to 5,000 points in one packed call, against the loop over them, which takes for each cloud "
+        "what `auto` chooses, or one backend for all.\n\n"
+        "Columns: over packed, CPU seconds over those of the packed call; difference, the largest between outputs of "
+        "one query, over the largest value."
     ),
     "inference": (
         "A predicted wind against the CFD that taught it: CPU time on one core, and the error at that price.\n\n"

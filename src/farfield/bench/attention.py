@@ -29,8 +29,8 @@ TOLERANCE = 1e-4
 # Query-key pairs per head that one timing may take: about five seconds of one core.
 MOST_PAIRS = 400_000_000
 DENSE_PAIRS = 200_000_000
-# Pairs of which the weights are looked at one by one, to tell how few would do.
-LOOKED_AT = 1 << 26
+# Pairs of which the weights are looked at one by one, to tell how few would do, and parts of 256 queries at most.
+LOOKED_AT, PARTS = 1 << 28, 16
 
 
 def jittered_cloud(scale: int, seed: int = 0) -> Tensor:
@@ -153,7 +153,7 @@ def _least_pairs(
     some queries; None where not even four parts of 256 can be looked at.
     """
     rows, out = 256, {"least_by_query": [], "least_by_tiles": []}  # type: ignore[var-annotated]
-    parts = LOOKED_AT // (rows * len(points))
+    parts = min(PARTS, LOOKED_AT // (rows * len(points)))
     if parts < 4:
         return dict.fromkeys(out)
     keys = plan.keys.order
