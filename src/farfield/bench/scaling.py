@@ -88,8 +88,8 @@ def benchmark_scaling(
         "reach": reach(decay_length, max(row["limit"] for row in rows)),
     }
     if parts is not None:
-        say(f"{parts[0]:,} points in {parts[1]} parts, two layers ...")
-        results["in_turn"] = {"parts": parts[1], **_run(parts[0], 1, decay_length, 2, parts[1])}
+        say(f"{parts[0]:,} points in {parts[1]} parts ...")
+        results["in_turn"] = {"parts": parts[1], **_run(parts[0], 1, decay_length, DEPTH, parts[1])}
     return results
 
 
@@ -209,8 +209,7 @@ def markdown(results: dict[str, Any]) -> str:
         lines += [
             "",
             f"{row['points']:,} points in {row['parts']} parts, one after the other in one process, {row['depth']} "
-            f"layers (more take longer, not more memory): peak memory {row['memory'] / 1e9:.2f} GB, "
-            f"{row['cpu']:.0f} s of CPU, {row['wall']:.0f} s.",
+            f"layers: peak memory {row['memory'] / 1e9:.2f} GB, {row['cpu']:.0f} s of CPU, {row['wall']:.0f} s.",
         ]
     lines += ["", *_extrapolation(results)]
     return "\n".join(lines) + "\n"

@@ -38,7 +38,7 @@ COLOURS = "RdYlGn_r"  # from calm to windy
 TRAINED = (
     f"The network has learned from cities 100 m wide in boxes of air with {SIDE_MARGIN:g} m beside them, "
     f"{DOMAIN_HEIGHT:g} m high. Around a larger city the air that its physics knows of is as much wider and higher; "
-    "the result was not compared with simulations in boxes of that size."
+    "the result was compared with one simulation in such a box, of a city 200 m wide."
 )
 
 
