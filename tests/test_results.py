@@ -24,5 +24,6 @@ def test_nothing_is_kept_twice_and_nothing_that_can_be_made_again(folder):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.md")))
 def test_a_benchmark_page_begins_with_what_it_shows_and_defines_its_columns(name):
-    assert "Columns: " in LEADS[name]
-    assert (ROOT / "benchmarks" / f"{name}.md").read_text().startswith(LEADS[name])
+    lead = LEADS[name.partition("-")[0]]  # one page by problem: peers-swe
+    assert "Columns: " in lead
+    assert (ROOT / "benchmarks" / f"{name}.md").read_text().startswith(lead)
