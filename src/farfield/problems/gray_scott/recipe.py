@@ -1,7 +1,7 @@
 """Gray-Scott, as runs.
 
-``paper`` is the published set-up, for a GPU; ``cpu`` what one core trains in a quarter of an hour; ``quick`` shows the
-effect in minutes.
+``paper`` is the published set-up, for a GPU; ``cpu`` what one core trains in 18 minutes; ``quick`` shows the effect
+in minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def paper(encoding: EncodingName, dataset: str, seed: int = 0) -> SteppingRun:
 
 
 def cpu(encoding: EncodingName, dataset: str, seed: int = 0) -> SteppingRun:
-    """Gray-Scott on a CPU, a quarter of an hour of one core a run; results/ablations/ has what was tried.
+    """Gray-Scott on a CPU, 18 minutes of one core a run; results/ablations/ has what was tried.
 
     Tokens are patches of 8 x 8 cells inside two levels of convolutions, at a half and a quarter of the resolution, so
     that whole domains are items and what happens within a patch is learned by convolutions; attention is as short as a
