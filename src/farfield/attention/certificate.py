@@ -71,7 +71,7 @@ FAR = 0.3
 # How much |o| / V may still grow by, once most of the mass has been read.
 _GROWTH = 0.05
 # Keys are summed up so many at a time.
-_ROWS = 1 << 17
+_ROWS = 1 << 12
 
 
 @dataclass

@@ -33,7 +33,7 @@ def out_of_reach(problem: Problem, plan: AttentionPlan | None) -> Tensor | None:
     if plan is None:
         plan = plan_cloud(cloud, encoding, problem.tolerance, reserve=0.0)
     heads = problem.q.shape[1]
-    excess = torch.zeros(heads, len(plan.queries.order), dtype=torch.float64)
+    excess = torch.zeros(heads, len(cloud.flat(cloud.query_positions)), dtype=torch.float64)
     for reach in plan.reaches:
         members = list(range(heads)) if reach.heads is None else reach.heads
         one_of_each = encoding if reach.heads is None else encoding.select(members[:1])

@@ -276,7 +276,7 @@ class ShardedPlan(OfOneCloud):
             edge = -_largest(-torch.from_numpy(best[i])[box], owner, len(tiles)) + limit
             reach.limit = torch.minimum(reach.limit, edge - reach.best)
         at_hand = len(self._key_places) - self.received
-        self._stages = [_Stage(None, part, True)]
+        self._stages = [_whole(part)]
         if self.group.overlaps and self.received > _WORTH_OVERLAP * at_hand:
             self._stages = _stages(part, at_hand)
 
@@ -304,37 +304,42 @@ class ShardedPlan(OfOneCloud):
         """What :meth:`attend` returns, and 0; or None, and up to where (in Phi) keys must be exchanged for it."""
         rows = torch.cat([k[:, :, self._send_rows], v[:, :, self._send_rows]], dim=-1).permute(2, 0, 1, 3).flatten(1)
         received, arrive = begin_exchange(rows, self.group, self._send, self._receive)
-        near = (k, v) if self._own_rows is None else (k[:, :, self._own_rows], v[:, :, self._own_rows])
         if not self._stages:  # no queries; but the gradients of the keys sent must find their way back
             arrive()
-            near = _joined(near, received, self.group)
-            return q.new_zeros((*q.shape[:3], v.shape[-1])) + 0 * sum(t.sum() for t in (q, *near)), 0.0
-        found, wanted = [], 0.0
+            return q.new_zeros((*q.shape[:3], v.shape[-1])) + 0 * sum(t.sum() for t in (q, k, v, received)), 0.0
+        out, wanted = None, 0.0
         for stage in self._stages:
-            if stage.received:
+            if stage.received is not None:
                 arrive()
-                near = _joined(near, received, self.group)
             # of keys that others hold, or that a stage does without, a plan knows this only
             stage.plan.elsewhere = largest if self._others or len(self._stages) > 1 else None
             try:
-                found.append(here(q if stage.queries is None else q[:, :, stage.queries], *near, stage.plan))
+                found = here(q, *self._keys_of(stage, k, v, received), stage.plan)
+                out = found if out is None else out + found  # each has zeros where the other has queries
             except _MoreKeys as more:
                 wanted = max(wanted, more.limit, self.limit + 1.0)
-        if wanted > 0:
-            return None, wanted
-        if len(found) == 1:
-            return found[0], 0.0
-        order = torch.cat([stage.queries for stage in self._stages]).argsort()  # type: ignore[misc]
-        return torch.cat(found, dim=2)[:, :, order.to(q.device)], 0.0
+        return (None, wanted) if wanted > 0 else (out, 0.0)
+
+    def _keys_of(self, stage: _Stage, k: Tensor, v: Tensor, received: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, M, *) of a stage: those at hand, then those received, in rows."""
+        rows = self._own_rows
+        if stage.near is not None:
+            rows = stage.near if rows is None else rows[stage.near]
+        near = (k, v) if rows is None else (k[:, :, rows], v[:, :, rows])
+        if stage.received is None or self.group.size == 1:
+            return near
+        far = received[stage.received].unflatten(1, (*k.shape[:2], -1)).permute(1, 2, 0, 3)
+        far_k, far_v = far.split([k.shape[-1], v.shape[-1]], dim=-1)
+        return torch.cat([near[0], far_k], dim=2), torch.cat([near[1], far_v], dim=2)
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """Queries that are served together."""
+    """Queries that are served together, and the keys that they may need: copies of all would cost much memory."""
 
-    queries: Tensor | None  # which of those at hand; None for all
     plan: _Part
-    received: bool  # whether they need the received keys; of several stages, the last does
+    near: Tensor | None  # which of the keys at hand; None for all
+    received: Tensor | slice | None  # which of those received; None for those that need not wait for them
 
 
 def _stages(part: _Part, at_hand: int) -> list[_Stage]:
@@ -347,25 +352,27 @@ def _stages(part: _Part, at_hand: int) -> list[_Stage]:
         owner = torch.repeat_interleave(torch.arange(len(part.queries)), reach.lengths())
         needs[owner[foreign[reach.key_tile.long()]]] = True
     if needs.all() or not needs.any():
-        return [_Stage(None, part, True)]
-    stages = []
-    for received, tiles in ((False, ~needs), (True, needs)):
+        return [_whole(part)]
+    places, device = part.cloud.key_positions, part.cloud.key_positions.device
+    plans = []
+    for tiles in (~needs, needs):
         queries, plan = part.only(tiles.nonzero()[:, 0])
-        plan = plan.with_listed_keys()
-        if not received:
-            plan.cloud = replace(plan.cloud, key_positions=plan.cloud.key_positions[:at_hand])
-        stages.append(_Stage(queries, plan, received))
-    return stages
+        # the queries stay where they are among all
+        plan = replace(plan, cloud=part.cloud, queries=replace(plan.queries, order=queries))
+        plans.append(plan.with_listed_keys())
+    first, last = plans
+    first.cloud = replace(first.cloud, key_positions=places[:at_hand])
+    listed, order = last.keys.order.unique(return_inverse=True)
+    last.keys = replace(last.keys, order=order)
+    last.seen = replace(last.seen, index=torch.arange(len(listed)), counts=[len(listed)])
+    last.cloud = replace(last.cloud, key_positions=places[listed.to(device)])
+    near, far = listed[listed < at_hand].to(device), (listed[listed >= at_hand] - at_hand).to(device)
+    return [_Stage(first, None, None), _Stage(last, near, far)]
 
 
-def _joined(near: tuple[Tensor, Tensor], received: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-    """Keys and values (B, H, M, *) at hand, then those received, in rows."""
-    k, v = near
-    if group.size == 1:
-        return near
-    received = received.unflatten(1, (*k.shape[:2], -1)).permute(1, 2, 0, 3)
-    far_k, far_v = received.split([k.shape[-1], v.shape[-1]], dim=-1)
-    return torch.cat([k, far_k], dim=2), torch.cat([v, far_v], dim=2)
+def _whole(part: _Part) -> _Stage:
+    """All queries at once, with all keys."""
+    return _Stage(part, None, slice(None))
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ def _attend(problem: Problem, plan: AttentionPlan, number: int, heads: list[int]
     origin, reach = plan.origin.to(problem.q.device), plan.reaches[number]
     order = plan.queries.order.to(problem.q.device)
     source = plan.seen.index[plan.keys.order].to(problem.q.device)
-    where_q = problem.flat_positions(problem.query_positions)[order].double() - origin
+    points = problem.flat_positions(problem.query_positions)
+    where_q = points[order].double() - origin
     where_k = problem.flat_positions(problem.key_positions)[source].double() - origin
     if plan.seen.shift is not None:
         where_k = where_k + plan.seen.shift[plan.keys.order].to(where_k.device)
@@ -88,9 +89,8 @@ def _attend(problem: Problem, plan: AttentionPlan, number: int, heads: list[int]
         more = rounds.short + 1.0 if weight is None else max(rounds.short + 1.0, limit)  # weights below 1 look further
         longer = plan.wider(limit + more, problem.encoding_of_all)
         return _attend(problem, longer, number, heads)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=order.device)
-    return problem.by_batch(out[back, :, :value_dim]), rounds
+    del q, k, v  # where nothing is differentiated: memory is scarcest here
+    return problem.by_batch(_sorted_back(out[..., :value_dim], order, len(points))), rounds
 
 
 def _sorted(
@@ -108,6 +108,14 @@ def _sorted(
     if channels is not None:
         out[..., dim : dim + channels.shape[-1]] = channels
     return out
+
+
+def _sorted_back(x: Tensor, order: Tensor, count: int) -> Tensor:
+    """Rows of x (n, G, D) at their places among ``count``; zeros for queries that the plan leaves to another one."""
+    out = x.new_zeros(count, *x.shape[1:])
+    if torch.is_grad_enabled() and x.requires_grad:
+        return out.index_copy(0, order, x)
+    return out.index_copy_(0, order, x)
 
 
 class _TiledAttention(torch.autograd.Function):
