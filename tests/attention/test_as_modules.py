@@ -84,7 +84,7 @@ def test_a_model_on_a_periodic_domain_has_no_edge():
 def test_the_dense_path_compiles_without_graph_breaks_and_exports(encoding):
     model, features, positions = model_and_input(encoding=encoding, backend="dense")
     expected = model(features, positions)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(features, positions), expected, atol=1e-5)
     exported = torch.export.export(model, (features, positions)).module()
@@ -100,7 +100,7 @@ def test_the_tiled_path_compiles_and_plans_nothing_again(monkeypatch):
     built = []
     whole = plans._planned
     monkeypatch.setattr(plans, "_planned", lambda *given: built.append(1) or whole(*given))
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager")
     for _ in range(2):
         assert torch.allclose(compiled(features, positions, plan=plan), expected, atol=1e-5)

@@ -33,9 +33,14 @@ from farfield.attention.tile_bias import TileBias
 _ROWS = 1 << 12
 
 
-@torch.compiler.disable
 def tiled(problem: Problem, plan: AttentionPlan) -> Tensor:
     """(B, H, Nq, Dv), exact to the plan's tolerance. Leaves in the plan how many pairs it has read and sounded."""
+    if torch.compiler.is_compiling():  # which must not look inside; a decorator would load the compiler for everyone
+        return torch.compiler.disable(_by_heads)(problem, plan)
+    return _by_heads(problem, plan)
+
+
+def _by_heads(problem: Problem, plan: AttentionPlan) -> Tensor:
     plan.pairs_read = plan.pairs_sounded = 0.0
     heads = problem.q.shape[1]
     one_by_one = not problem.needs_gradients() and problem.q.numel() > plan.at_once
