@@ -58,7 +58,7 @@ class ColumnsConfig(SizeConfig):
     """Attention heads; width must be a multiple of it."""
     expansion: int = Field(3, ge=1)
     """Inner width of the blocks' point-wise networks over width."""
-    depth: int = Field(2, ge=1)
+    depth: int = Field(3, ge=1)
     """Blocks between tokens."""
     patch: int = Field(4, ge=1)
     """Columns along each side of a token."""
@@ -98,9 +98,9 @@ class LossConfig(Strict):
 
     delta: float = Field(0.1, gt=0)
     """Errors above it count linearly, those below by their square."""
-    pressure: float = Field(0.7, ge=0)
+    pressure: float = Field(0.5, ge=0)
     """Weight of the pressure; a velocity component has 1, or less if it varies less than that along the wind."""
-    turbulence: float = Field(0.33, ge=0)
+    turbulence: float = Field(0.25, ge=0)
     """Weight of ln k and of ln epsilon."""
 
 

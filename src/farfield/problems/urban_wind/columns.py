@@ -87,7 +87,7 @@ class ColumnNetwork(nn.Module):
         encoding: Encoding | None,
         spacing: float = 4.0,
         width: int = 128,
-        depth: int = 2,
+        depth: int = 3,
         heads: int = 4,
         expansion: int = 3,
         patch: int = 4,
