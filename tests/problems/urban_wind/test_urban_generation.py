@@ -180,17 +180,22 @@ def test_a_stalled_case_is_drawn_again_and_stays_on_record(tmp_path, monkeypatch
 def test_a_case_that_never_converges_is_reported_and_harms_no_other(tmp_path, monkeypatch) -> None:
     def first_city_stalls(boxes, domain, roughness, *arguments) -> WindSolution:
         *mesh, settings, folder = arguments
-        if roughness == stalling:
+        if roughness in stalling:
             settings = SolverSettings(iteration_limit=2)
         return solve_boxes(boxes, domain, roughness, *mesh, settings, folder)
 
     preset = replace(TINY, cases={"train": 2})
-    stalling = draw_air(0, list_cases(preset)[0], preset)[0]
+    stalling = [draw_air(0, list_cases(preset)[0], preset, again)[0] for again in (False, True)]
     monkeypatch.setattr(urban_generation, "solve_boxes", first_city_stalls)
     with pytest.raises(RuntimeError, match=r"1 of 2 cases could not be made[\s\S]*0: .*stalled"):
         generate_urban_wind(tmp_path, preset, workers=1, show_progress=False)
     assert (tmp_path / "volume_1.vtk").exists() and not (tmp_path / "volume_0.vtk").exists()
-    assert len(json.loads((tmp_path / "records" / "0.failed.json").read_text())) == urban_generation.ATTEMPTS
+    assert len(json.loads((tmp_path / "records" / "0.failed.json").read_text())) == 2 * urban_generation.ATTEMPTS
+    # with its second air it converges, and the index says which that is
+    del stalling[1]
+    generate_urban_wind(tmp_path, preset, workers=1, show_progress=False)
+    index = json.loads((tmp_path / "random_buildings_dataset.json").read_text())
+    assert index["z0"][0] == draw_air(0, list_cases(preset)[0], preset, again=True)[0] != stalling[0]
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:

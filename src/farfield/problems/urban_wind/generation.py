@@ -39,7 +39,7 @@ from farfield.problems.urban_wind.solver import (
 from farfield.progress import Progress
 
 ROUGHNESS_RANGE = (0.05, 1.0)  # m, log-uniform
-ATTEMPTS = 5
+ATTEMPTS = 5  # at cities, before the air of a small case is drawn again too: with some winds none converges
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ def list_cases(preset: UrbanPreset) -> list[CaseId]:
     return cases
 
 
-def draw_air(seed: int, case: CaseId, preset: UrbanPreset) -> tuple[float, float]:
+def draw_air(seed: int, case: CaseId, preset: UrbanPreset, again: bool = False) -> tuple[float, float]:
     """z0 (m) and the wind's angle (degrees) of a case.
 
     The layout has one list for both large scales, so they share them, index by index.
     """
     split = "ls" if case.split == "vls" else case.split
-    rng = _generator(seed, split, case.index, 0, preset)
+    rng = _generator(seed, split, case.index, 1 + 2 * ATTEMPTS if again else 0, preset)
     low, high = np.log(ROUGHNESS_RANGE)
     return float(np.exp(rng.uniform(low, high))), preset.max_wind_angle * float(rng.uniform(-1, 1))
 
@@ -196,7 +196,7 @@ def _generate(
     if not all(_record_path(out, case).exists() for case in cases):
         return None
     records = {case.name: json.loads(_record_path(out, case).read_text()) for case in cases}
-    _write_index(out, cases, seed, preset)
+    _write_index(out, cases, records, preset)
     write_card(out, records, asdict(preset), seed)
     return out / INDEX_FILE
 
@@ -233,9 +233,11 @@ def _make_case(out: Path, scratch: Path, preset: UrbanPreset, seed: int, case: C
     roughness, wind_angle = draw_air(seed, case, preset)
     settings = (preset.training_settings if case.split == "train" else None) or preset.settings
     attempts: list[dict[str, Any]] = []
-    for attempt in range(ATTEMPTS):
+    for attempt in range(2 * ATTEMPTS if scale == 1 else ATTEMPTS):
         if stop.is_set():
             return
+        if attempt == ATTEMPTS:
+            roughness, wind_angle = draw_air(seed, case, preset, again=True)
         boxes = draw_city(seed, case, attempt, preset)
         folder = Path(tempfile.mkdtemp(prefix=f"{case.name}-", dir=scratch))
         try:
@@ -267,7 +269,7 @@ def _make_case(out: Path, scratch: Path, preset: UrbanPreset, seed: int, case: C
         return
     reasons = "; ".join(str(entry["reason"]) for entry in attempts)
     atomic_write_text(out / "records" / f"{case.name}.failed.json", json.dumps(attempts) + "\n")
-    raise RuntimeError(f"none of {ATTEMPTS} random cities converged: {reasons}")
+    raise RuntimeError(f"none of {len(attempts)} random cities converged: {reasons}")
 
 
 def _attempt_record(attempt: int, boxes: list[Any], convergence: Convergence) -> dict[str, Any]:
@@ -287,10 +289,13 @@ def _write_vtk(out: Path, name: str, solution: WindSolution) -> None:
         write_vtk(out / f"{kind}_{name}.vtk", surface)
 
 
-def _write_index(out: Path, cases: list[CaseId], seed: int, preset: UrbanPreset) -> None:
+def _write_index(out: Path, cases: list[CaseId], records: dict[str, dict[str, Any]], preset: UrbanPreset) -> None:
     small = [case for case in cases if SPLIT_SCALES[case.split] == 1]
     large = {case.index: case for case in cases if SPLIT_SCALES[case.split] > 1}
-    air, large_air = ([draw_air(seed, c, preset) for c in some] for some in (small, [large[i] for i in sorted(large)]))
+    air, large_air = (
+        [(records[case.name]["z0"], records[case.name]["wind_angle"]) for case in some]
+        for some in (small, [large[i] for i in sorted(large)])
+    )
     index = {
         "total_size": len(small),
         **{f"{s}_ids": [case.number for case in small if case.split == s] for s in ("train", "val", "test")},
