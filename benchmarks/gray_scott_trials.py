@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import itertools
 import json
 import math
 import sys
@@ -21,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from farfield.attention import LAAPE, LASPE, RoPE
+from farfield.bench.peers import UNet
 from farfield.data.generated import Split, open_split
 from farfield.data.standardise import read_statistics
 from farfield.models.tokens import PatchTokens
@@ -62,42 +61,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class UNet(nn.Module):
-    """The plain U-Net that ours is measured against: four levels, 3 x 3, GroupNorm."""
-
-    def __init__(self, inputs: int, outputs: int, features: int):
-        super().__init__()
-
-        def block(a: int, b: int) -> nn.Sequential:
-            layers: list[nn.Module] = []
-            for i in (a, b):
-                layers += [nn.Conv2d(i, b, 3, padding=1, padding_mode="replicate"), nn.GroupNorm(4, b), nn.GELU()]
-            return nn.Sequential(*layers)
-
-        sizes = [features * 2**i for i in range(4)]
-        self.down = nn.ModuleList(block(a, b) for a, b in zip([inputs, *sizes], sizes, strict=False))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in itertools.pairwise(sizes))
-        self.merge = nn.ModuleList(block(2 * a, a) for a in sizes[:-1])
-        self.out = nn.Conv2d(features, outputs, 1)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
-
-    def on_grid(self, x: Tensor) -> Tensor:
-        kept = []
-        for level, block in enumerate(self.down):
-            x = block(x)
-            if level < 3:
-                kept.append(x)
-                x = F.avg_pool2d(x, 2)
-        for up, merge, skip in zip(reversed(self.up), reversed(self.merge), reversed(kept), strict=True):
-            x = merge(torch.cat([up(x), skip], 1))
-        return self.out(x)
-
-
 def build(c: dict[str, Any]) -> nn.Module:
     torch.manual_seed(c["seed"])
     if c["net"] == "unet":
-        return UNet(4, 2, c["features"]).to(memory_format=torch.channels_last)
+        return UNet(4, 2, 2, c["features"]).to(memory_format=torch.channels_last)
     rotary = RoPE(c["wavelengths"][1], c["wavelengths"][0])
     lengths = [[length] * 2 for length in c["lengths"]]
     encoding = {
@@ -144,9 +111,7 @@ class Trial:
         flags[:, 0, [0, -1]] = 1
         flags[:, 1, :, [0, -1]] = 1
         x = torch.cat([(state - self.mean) / self.std, flags.expand(len(state), -1, -1, -1)], 1)
-        if self.c["net"] == "unet":
-            x = x.contiguous(memory_format=torch.channels_last)
-        return net.on_grid(x).float() * self.spread
+        return (net(x) if self.c["net"] == "unet" else net.on_grid(x)).float() * self.spread
 
     @torch.no_grad()
     def errors(self, net: nn.Module, split: Split, simulations: int) -> np.ndarray:
