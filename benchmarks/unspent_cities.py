@@ -20,9 +20,9 @@ def unspent(data: Path, out: Path) -> int:
     index = json.loads((data / INDEX_FILE).read_text())
     index["test_ids"] = [number for number in index["test_ids"] if number not in SPENT]
     out.mkdir(parents=True, exist_ok=True)
-    for file in data.glob("*.vtk"):
+    for file in data.iterdir():
         link = out / file.name
-        if not link.is_symlink():
+        if file.name != INDEX_FILE and not file.name.startswith(".") and not link.is_symlink():
             link.symlink_to(file.resolve())
     atomic_write_text(out / INDEX_FILE, json.dumps(index, indent=1) + "\n")
     return len(index["test_ids"])
