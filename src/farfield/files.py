@@ -116,7 +116,9 @@ def write_table(path: str | Path, columns: Iterable[str], rows: Iterable[Iterabl
 
 def this_command() -> str:
     """The command line of this process, for files that say how they were made; no folder of this machine."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name  # python -m farfield
+    return shlex.join([name, *sys.argv[1:]])
 
 
 def fingerprint(*contents: bytes) -> str:
