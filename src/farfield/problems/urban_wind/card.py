@@ -28,8 +28,8 @@ RESIDUALS = ("Ux", "Uy", "Uz", "p", "k", "epsilon")
 def write_card(out: Path, records: dict[str, dict[str, Any]], preset: dict[str, Any], seed: int) -> None:
     """Write ``README.md`` with a picture of one case of each scale."""
     settings = preset["settings"]
-    loosely = preset.get("training_settings")
-    training = f" The training cities were solved to {loosely['tolerance']:g}." if loosely else ""
+    special = {kind: preset.get(f"{kind}_settings") for kind in ("training", "large")}
+    loosely = "".join(f" The {kind} cities were solved to {s['tolerance']:g}." for kind, s in special.items() if s)
     pictures = []
     for scale in sorted({record["scale"] for record in records.values()}):
         name = next(name for name, record in records.items() if record["scale"] == scale)
@@ -49,7 +49,7 @@ RandomBuildingsDataset (Zenodo record 19249906), **solved with OpenFOAM by farfi
 record**.
 Seed {seed}, cells of {preset["cell"]:g} m between the buildings, first cell {preset["ground_cell"]:g} m high,
 residual tolerance {settings["tolerance"]:g} (ten times that for p), at most {settings["iteration_limit"]}
-iterations.{training} {seconds / 3600:.2f} CPU hours of solver time.
+iterations.{loosely} {seconds / 3600:.2f} CPU hours of solver time.
 
 {_table(_summary(records))}
 

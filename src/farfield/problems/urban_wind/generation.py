@@ -51,13 +51,23 @@ class UrbanPreset:
     ground_cell: float  # m, height of the first cell
     settings: SolverSettings = field(default_factory=SolverSettings)
     training_settings: SolverSettings | None = None  # for the cities of the split train, where others will do
+    large_settings: SolverSettings | None = None  # for s > 1
     max_wind_angle: float = 0.0  # degrees: the wind is drawn up to so far to either side of +x
     stream: int = 0  # presets with different ones draw different cities from the same seed
+
+    def settings_for(self, split: str) -> SolverSettings:
+        """How the cities of a split are solved."""
+        special = self.training_settings if split == "train" else None
+        if SPLIT_SCALES[split] > 1:
+            special = self.large_settings
+        return special or self.settings
 
 
 # Against 1e-4, velocities differ by 0.2 to 0.6 %, pressures by 0.7 to 0.9 %, a tenth of what networks reach: twice as
 # many cities in an hour are worth more. Cities that judge are solved to 1e-4.
 FOR_TRAINING = SolverSettings(tolerance=3e-3, iteration_limit=150)
+# Wakes of large cities in oblique wind swing a little for ever: with some winds no city of five came below 1e-4.
+FOR_SWINGING_WAKES = SolverSettings(tolerance=1e-3)
 PUBLISHED_CASES = {"train": 138, "val": 10, "test": 80, "ls": 10, "vls": 10}
 PRESETS = {
     "quick": UrbanPreset({"train": 6, "val": 1, "test": 2, "ls": 1, "vls": 1}, cell=5.0, ground_cell=2.0),
@@ -74,6 +84,7 @@ PRESETS = {
         cell=4.0,
         ground_cell=2.0,
         training_settings=FOR_TRAINING,
+        large_settings=FOR_SWINGING_WAKES,
         max_wind_angle=45.0,  # by the symmetry of the square, that is every direction
         stream=2,
     ),
@@ -215,6 +226,7 @@ def _check_same_settings(out: Path, preset: UrbanPreset, seed: int) -> None:
             "max_wind_angle": 0.0,
             "stream": 0,
             "training_settings": None,
+            "large_settings": None,
         }  # what a folder begun by an earlier version does not say
         begun = unsaid | begun
         different = [key for key in settings if begun.get(key) != settings[key]]
@@ -231,7 +243,7 @@ def _check_same_settings(out: Path, preset: UrbanPreset, seed: int) -> None:
 def _make_case(out: Path, scratch: Path, preset: UrbanPreset, seed: int, case: CaseId, stop: threading.Event) -> None:
     scale = SPLIT_SCALES[case.split]
     roughness, wind_angle = draw_air(seed, case, preset)
-    settings = (preset.training_settings if case.split == "train" else None) or preset.settings
+    settings = preset.settings_for(case.split)
     attempts: list[dict[str, Any]] = []
     for attempt in range(2 * ATTEMPTS if scale == 1 else ATTEMPTS):
         if stop.is_set():
