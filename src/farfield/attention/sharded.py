@@ -80,7 +80,8 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        return ctx.group.exchange(grad.contiguous(), ctx.receive, ctx.send), None, None, None, None
+        rows = grad.clone(memory_format=torch.contiguous_format)  # what a sum hands back has no strides to send
+        return ctx.group.exchange(rows, ctx.receive, ctx.send), None, None, None, None
 
 
 def exchange(rows: Tensor, group: Group, send: Sequence[int], receive: Sequence[int]) -> Tensor:
