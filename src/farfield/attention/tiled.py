@@ -41,6 +41,7 @@ def tiled(problem: Problem, plan: AttentionPlan) -> Tensor:
 
 
 def _by_heads(problem: Problem, plan: AttentionPlan) -> Tensor:
+    """All heads that share a list of tiles at once; one after the other where that would take too much memory."""
     plan.pairs_read = plan.pairs_sounded = 0.0
     heads = problem.q.shape[1]
     one_by_one = not problem.needs_gradients() and problem.q.numel() > plan.at_once
@@ -117,10 +118,7 @@ def _sorted(
 
 def _sorted_back(x: Tensor, order: Tensor, count: int) -> Tensor:
     """Rows of x (n, G, D) at their places among ``count``; zeros for queries that the plan leaves to another one."""
-    out = x.new_zeros(count, *x.shape[1:])
-    if torch.is_grad_enabled() and x.requires_grad:
-        return out.index_copy(0, order, x)
-    return out.index_copy_(0, order, x)
+    return x.new_zeros(count, *x.shape[1:]).index_copy_(0, order, x)
 
 
 class _TiledAttention(torch.autograd.Function):

@@ -57,10 +57,8 @@ class UrbanPreset:
 
     def settings_for(self, split: str) -> SolverSettings:
         """How the cities of a split are solved."""
-        special = self.training_settings if split == "train" else None
-        if SPLIT_SCALES[split] > 1:
-            special = self.large_settings
-        return special or self.settings
+        special = {"train": self.training_settings, "ls": self.large_settings, "vls": self.large_settings}
+        return special.get(split) or self.settings
 
 
 # Against 1e-4, velocities differ by 0.2 to 0.6 %, pressures by 0.7 to 0.9 %, a tenth of what networks reach: twice as
