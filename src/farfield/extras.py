@@ -11,7 +11,6 @@ EXTRAS = {
     "lion_pytorch": "train",
     "tensorboard": "train",
     "matplotlib": "train",
-    "numba": "train",
     "pyvista": "wind",
     "vtk": "wind",
     "vtkmodules": "wind",

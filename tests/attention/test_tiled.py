@@ -306,7 +306,7 @@ def test_a_plan_for_something_else_is_refused():
         (ff.LAAPE(50.0), 10, "dense: 10000 pairs are so few"),
         (ff.ALiBi(0.1), 10, "reference: ALiBi does not decompose"),
         (ff.LAAPE(50.0), 80, "tiled: .* of all pairs are in reach"),
-        (ff.LAAPE(1000.0), 80, "dense: .* so skipping the rest would not pay"),
+        (ff.LAAPE(1000.0), 80, "tiled: 100 % of all pairs are in reach, and a compiled kernel"),
         (ff.LAAPE(0.5), 10, "tiled: .* of all pairs are in reach"),
     ],
 )
@@ -314,6 +314,13 @@ def test_auto_says_what_it_picks_and_why(encoding, per_side, expected):
     points = jittered_grid(per_side, 10.0)
     q = normal(1, 1, len(points), 8)
     assert re.match(expected, ff.explain_backend(q, points, encoding=encoding))
+
+
+def test_where_gradients_are_needed_auto_takes_tiles_only_if_they_skip_enough():
+    points, q = jittered_grid(80, 10.0), normal(1, 1, 6400, 8).requires_grad_()
+    explained = ff.explain_backend(q, points, encoding=ff.LAAPE(1000.0))
+    assert re.match("dense: .* so skipping the rest would not pay", explained)
+    assert ff.explain_backend(q, points, encoding=ff.LAAPE(50.0)).startswith("tiled")
 
 
 @pytest.fixture

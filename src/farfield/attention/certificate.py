@@ -52,6 +52,7 @@ The estimate is what a tile weighs if its logits are normally distributed, n_J e
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -69,7 +70,7 @@ SAFETY = 1.01
 # What is left to the bound where all other keys are weighed one by one, as a share of the tolerance.
 FAR = 0.3
 # How much |o| / V may still grow by, once most of the mass has been read.
-_GROWTH = 0.05
+GROWTH = 0.05
 # Keys are summed up so many at a time.
 _ROWS = 1 << 12
 
@@ -84,6 +85,11 @@ class KeySummary:
     square: Tensor  # the mean of |k - c|^2, for the estimate
     longest: Tensor
     value: Tensor  # largest |v|
+
+    @classmethod
+    def joined(cls, parts: list[KeySummary]) -> KeySummary:
+        """Of all tiles, from summaries of some at a time."""
+        return cls(*(torch.cat(columns) for columns in zip(*(vars(part).values() for part in parts), strict=True)))
 
 
 @dataclass
@@ -119,12 +125,12 @@ def summarise_keys(k: Tensor, sizes: Tensor, keys: Tiles, certify: bool = True) 
         start = keys.start[first : first + tiles_at_a_time + 1]
         rows = slice(int(start[0]), int(start[-1]))
         parts.append(
-            _summarise(_padded(k[rows], start), _padded(sizes[rows], start), start.diff().to(k.device), certify)
+            summarise_tiles(padded(k[rows], start), padded(sizes[rows], start), start.diff().to(k.device), certify)
         )
-    return KeySummary(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    return KeySummary.joined(parts)
 
 
-def _summarise(k: Tensor, sizes: Tensor, count: Tensor, certify: bool) -> tuple[Tensor, ...]:
+def summarise_tiles(k: Tensor, sizes: Tensor, count: Tensor, certify: bool) -> KeySummary:
     """Of tiles (T, n, G, D) and (T, n, G) whose rows beyond ``count`` are zero."""
     number = count[:, None].to(k)
     centroid = k.sum(1) / number[..., None]
@@ -142,7 +148,7 @@ def _summarise(k: Tensor, sizes: Tensor, count: Tensor, certify: bool) -> tuple[
         spread = trace * torch.linalg.vector_norm(square @ square, dim=(-1, -2)).pow(0.25)
     longest = torch.linalg.vector_norm(k, dim=-1).amax(1)
     found = (centroid, distance.amax(1), spread, trace / number, longest, sizes.amax(1))
-    return tuple(torch.nan_to_num(t, 0.0, 0.0, 0.0) for t in found)  # of a diverged prediction; it goes on
+    return KeySummary(*(torch.nan_to_num(t, 0.0, 0.0, 0.0) for t in found))  # of a diverged prediction; it goes on
 
 
 def summarise_queries(q: Tensor, weight: Tensor | None, subtiles: Tiles) -> QuerySummary:
@@ -152,7 +158,7 @@ def summarise_queries(q: Tensor, weight: Tensor | None, subtiles: Tiles) -> Quer
     for first in range(0, len(subtiles), tiles_at_a_time):
         start = subtiles.start[first : first + tiles_at_a_time + 1]
         rows = slice(int(start[0]), int(start[-1]))
-        part = torch.nan_to_num(_padded(q[rows], start), 0.0, 0.0, 0.0)
+        part = torch.nan_to_num(padded(q[rows], start), 0.0, 0.0, 0.0)
         count = start.diff().to(q.device)
         there = (torch.arange(part.shape[1], device=q.device) < count[:, None])[..., None]
         middle = part.sum(1) / count[:, None, None].to(part)
@@ -171,10 +177,10 @@ def lowest_of(values: Tensor, tiles: Tiles) -> Tensor:
     return out.scatter_reduce_(0, owner[:, None].expand_as(values), values, "amin")
 
 
-def _padded(rows: Tensor, start: Tensor) -> Tensor:
+def padded(rows: Tensor, start: Tensor, size: int | None = None) -> Tensor:
     """Rows (n, ...) of some tiles, whose slots begin at ``start``, as (T, size, ...), filled up with zeros."""
     count = start.diff()
-    size, tiles = int(count.max()), len(count)
+    size, tiles = size or int(count.max()), len(count)
     if bool((count == size).all()):
         return rows.unflatten(0, (tiles, size))
     place = torch.arange(len(rows)) - torch.repeat_interleave(start[:-1] - start[0], count)
@@ -201,6 +207,21 @@ class Limits:
 
 
 @dataclass
+class Weights:
+    """What the key tiles T that I query tiles list weigh on their subtiles S, by head G, as logarithms."""
+
+    subtiles: slice
+    owner: Tensor  # (S,) the tile of each subtile, of I
+    keys: Tensor  # (I, T)
+    listed: Tensor  # (I, T): False where a list is shorter than others
+    potential: Tensor  # (S, T, G or 1): w Phi from below
+    bound: Tensor  # (S, T, G): sum_J e_j by (2); as estimated, without a certificate
+    estimate: Tensor
+    outside: Tensor  # (S, G): the same of all that no list names
+    likely_outside: Tensor
+
+
+@dataclass
 class _Table:
     """Subtiles S of some tiles against the key tiles T that these list, by head G."""
 
@@ -212,7 +233,8 @@ class _Table:
     of_output: Tensor  # (S, G): the largest |o| / V, with room to grow
     bound: Tensor  # (S, T, G): sum_J e_j / Z, by (2)
     estimate: Tensor  # the same as estimated
-    weight: Tensor | None  # (S, G)
+    outside: Tensor  # (S, G): the same of all that no list names
+    likely_outside: Tensor
 
 
 @dataclass
@@ -246,23 +268,28 @@ class Certificate:
     @torch.no_grad()
     def limits(self, kept: Kept, counts: Tensor) -> Limits:
         """Likely and certain ends of what tiles read, given what their subtiles know from the first ``counts``."""
-        lengths, short = self.reach.lengths(), 0.0
+        short = 0.0
         ends, outputs = counts.repeat(3, 1), torch.empty_like(kept.output)
-        groups = self.longest.shape[0]
+        for tile, stop in self.tables():
+            some, missing = self._limits(tile, stop, kept, outputs)
+            ends[:, tile:stop], short = torch.maximum(counts[tile:stop], some), max(short, missing)
+        likely, needed, far = ends
+        return Limits(likely, needed, far, outputs, short)
+
+    def tables(self) -> Iterator[tuple[int, int]]:
+        """Runs of query tiles, from one to before another, that fit into one table."""
+        lengths, groups = self.reach.lengths().tolist(), self.longest.shape[0]
         tile = 0
-        while tile < len(counts):
+        while tile < len(lengths):
             stop, width = tile, 0
-            while stop < len(counts):  # as many tiles as fit into one table
-                width = max(width, int(lengths[stop]))
+            while stop < len(lengths):
+                width = max(width, lengths[stop])
                 subtiles = int(self.first[stop + 1] - self.first[tile])
                 if stop > tile and subtiles * width * groups > _AT_A_TIME:
                     break
                 stop += 1
-            some, missing = self._limits(tile, stop, kept, outputs)
-            ends[:, tile:stop], short = torch.maximum(counts[tile:stop], some), max(short, missing)
+            yield tile, stop
             tile = stop
-        likely, needed, far = ends
-        return Limits(likely, needed, far, outputs, short)
 
     def _limits(self, tile: int, stop: int, kept: Kept, outputs: Tensor) -> tuple[Tensor, float]:
         t = self._table(tile, stop, kept)
@@ -279,16 +306,13 @@ class Certificate:
             out = torch.zeros(stop - tile, dtype=torch.int64, device=device)
             ends.append(out.scatter_reduce_(0, t.owner, needed, "amax").cpu().minimum(lengths))
 
-        unlisted = self._unlisted(tile, stop, t.owner, t.weight) - kept.mass[t.subtiles].double()
-        likely, certain = self._worst(t.subtiles)
         of_output = t.of_output[:, None]
-        end(t.estimate * (t.share + of_output), torch.exp(likely + unlisted), allowed)
+        end(t.estimate * (t.share + of_output), t.likely_outside, allowed)
+        outside = t.outside * (1 + self.largest / t.scale)
         if self.certify:
-            outside = torch.exp(certain + unlisted) * (1 + self.largest / t.scale)
             end(t.bound * (t.share + 1), outside, allowed)
             end(t.bound * (t.share + of_output), outside, FAR * allowed)
         else:
-            outside = torch.exp(likely + unlisted) * (1 + self.largest / t.scale)
             ends += 2 * ends
         missing = torch.log(outside / (FAR / 2 * allowed)).amax() if outside.numel() else torch.zeros(())
         return torch.stack(ends), max(0.0, float(torch.nan_to_num(missing, 0.0)))
@@ -300,30 +324,42 @@ class Certificate:
         The largest of all heads.
         """
         t, allowed = self._table(tile, tile + 1, kept), self.plan.tolerance / SAFETY
-        outside = self._worst(t.subtiles)[1] + self._unlisted(tile, tile + 1, t.owner, t.weight)
-        outside = torch.exp(outside - kept.mass[t.subtiles].double()) * (1 + self.largest / t.scale)
+        outside = t.outside * (1 + self.largest / t.scale)
         return (t.bound * (t.share + t.of_output[:, None])).amax(-1) / allowed, outside.amax(-1) / allowed
 
-    def _table(self, tile: int, stop: int, kept: Kept) -> _Table:
-        """The summands of (1), for the subtiles of some tiles and the key tiles of their lists."""
-        reach, device = self.reach, kept.mass.device
+    def weights(self, tile: int, stop: int) -> Weights:
+        """What the key tiles that some query tiles list weigh on their subtiles, whatever these have read."""
+        reach, device = self.reach, self.keys.longest.device
         start, lengths = reach.start[tile:stop], reach.lengths()[tile:stop]
         rank = torch.arange(int(lengths.max()))
         listed = rank < lengths[:, None]
         entry = (start[:, None] + rank).clamp(max=len(reach.key_tile) - 1)
-        keys = torch.where(listed, reach.key_tile[entry].long(), 0).to(device)  # (I, T)
+        keys = torch.where(listed, reach.key_tile[entry].long(), 0).to(device)
         s = slice(int(self.first[tile]), int(self.first[stop]))
         owner = torch.repeat_interleave(torch.arange(stop - tile), self.first[tile : stop + 1].diff()).to(device)
+        weight = None if self.queries.weight is None else self.queries.weight[s]
+        bound, estimate = self._logits(s, keys, owner)
+        potential = self._potentials(s, keys, owner, weight)
+        likely, certain = self._worst(s)
+        unlisted = self._unlisted(tile, stop, owner, weight)
+        return Weights(
+            s, owner, keys, listed.to(device), potential, bound - potential, estimate - potential,
+            (certain if self.certify else likely) + unlisted, likely + unlisted,
+        )  # fmt: skip
+
+    def _table(self, tile: int, stop: int, kept: Kept) -> _Table:
+        """The summands of (1), for the subtiles of some tiles and the key tiles of their lists."""
+        w = self.weights(tile, stop)
+        s, mass = w.subtiles, kept.mass[w.subtiles].double()
         scale = (
             (kept.sized[s] - kept.mass[s]).exp().nan_to_num(1.0).to(self.keys.value)
         )  # NaN: of diverged queries alone
-        of_output = (kept.output[s] + _GROWTH).clamp(max=1.0).to(scale)
-        weight = None if self.queries.weight is None else self.queries.weight[s]
-        bound, estimate = self._logits(s, keys, owner)
-        distance = self._potentials(s, keys, owner, weight) + kept.mass[s, None].double()
+        of_output = (kept.output[s] + GROWTH).clamp(max=1.0).to(scale)
+        outside, likely_outside = ((t - mass).exp() for t in (w.outside, w.likely_outside))
+        bound, estimate = ((t - mass[:, None]).exp() for t in (w.bound, w.estimate))
         return _Table(
-            s, owner, listed.to(device)[owner][..., None], scale, self.keys.value[keys][owner] / scale[:, None],
-            of_output, (bound - distance).exp() if self.certify else bound, (estimate - distance).exp(), weight,
+            s, w.owner, w.listed[w.owner][..., None], scale, self.keys.value[w.keys][w.owner] / scale[:, None],
+            of_output, bound, estimate, outside, likely_outside,
         )  # fmt: skip
 
     def _logits(self, s: slice, keys: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:

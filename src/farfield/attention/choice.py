@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from farfield.attention import sweep
 from farfield.attention.cloud import Cloud, box_potential, rising_reach
 from farfield.attention.dense import AllPairs, channel_error
 from farfield.attention.encoding import Encoding
@@ -15,12 +17,19 @@ from farfield.attention.plan import FINEST, AttentionPlan, plan_cloud, typical_r
 from farfield.attention.tile_bias import too_wide
 
 BACKENDS = ("auto", "reference", "dense", "tiled", "flex")
-# Costs in pairs of one head, measured (``benchmarks/break_even.py``): a tiled call besides its pairs, each point of its
-# plan and of each head, and a pair beside a dense one.
-_PER_CALL = 2_000_000
-_PER_POINT = 300
-_PER_POINT_AND_HEAD = 350
-_PER_PAIR = 1.3
+
+
+class _Costs(NamedTuple):
+    """Of a tiled call in pairs of one head of a dense one, measured (``benchmarks/break_even.py``)."""
+
+    per_call: float
+    per_point: float  # of its plan
+    per_point_and_head: float
+    per_pair: float
+
+
+_IN_ROUNDS = _Costs(2_000_000, 300, 350, 1.3)
+_COMPILED = _Costs(1_400_000, 150, 270, 0.42)
 # A pair of tiles so wide that its bias is written out, besides.
 _WRITTEN_OUT = 1.5
 # A plan that promises to win by less than this is not worth building.
@@ -30,11 +39,19 @@ _USUAL_TILE = 256
 
 
 def choose(
-    cloud: Cloud, encoding: Encoding, tolerance: float, groups: int, dtype: torch.dtype, device: torch.device
+    cloud: Cloud,
+    encoding: Encoding,
+    tolerance: float,
+    groups: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    differentiated: bool,
 ) -> AttentionPlan | AllPairs:
     """The plan that "auto" stands for; ``groups`` are heads times batch entries that share the points."""
     dtype = torch.promote_types(dtype, torch.float32)
     obstacle = obstacle_to_channels(cloud, encoding, dtype)
+    compiled = sweep.at_hand(dtype, device) and not differentiated
+    costs = _COMPILED if compiled else _IN_ROUNDS
     queries, keys = cloud.query_positions.shape[-2], cloud.key_positions.shape[-2]
     entries = 1 if cloud.one_for_all else cloud.batch()
     pairs = entries * queries * keys
@@ -44,7 +61,8 @@ def choose(
 
     if not encoding.local and cloud.lengths is None and cloud.key_mask is None:
         return all_pairs("dense", f"{type(encoding).__name__} alone is not local, every key counts")
-    overhead = _PER_CALL + (_PER_POINT + _PER_POINT_AND_HEAD * groups) * entries * (queries + keys)
+    points = entries * (queries + keys)
+    overhead = costs.per_call + (costs.per_point + costs.per_point_and_head * groups) * points
     simple = cloud.lengths is None and cloud.key_mask is None and cloud.period is None
     if simple and groups * pairs <= overhead:
         few = f"{pairs} pairs are so few that a plan would cost more than it saves"
@@ -54,19 +72,23 @@ def choose(
             return all_pairs("reference", f"{type(encoding).__name__} does not decompose, and {pairs} pairs are few")
     if simple and not obstacle:
         share = _share_in_reach(cloud, encoding, tolerance)
-        if groups * pairs <= _CLOSE * (overhead + _PER_PAIR * share * groups * pairs):
+        if groups * pairs <= _CLOSE * (overhead + costs.per_pair * share * groups * pairs):
             return all_pairs(
                 "dense", f"{100 * share:.0f} % of all pairs are in reach, so skipping the rest would not pay"
             )
     plan = plan_cloud(cloud, encoding, tolerance)
     density = plan.density()
     if simple and not obstacle:
-        written_out = _WRITTEN_OUT * float(too_wide(plan, encoding, dtype).double().mean()) * groups * plan.pairs()
-        if groups * pairs <= overhead + plan.cost(groups) + written_out:
+        wide = float(too_wide(plan.queries, tolerance, encoding, dtype).double().mean())
+        written_out = _WRITTEN_OUT * wide * groups * plan.pairs()
+        expected = plan.cost(groups) if wide or not compiled else costs.per_pair * groups * plan.pairs()
+        if groups * pairs <= overhead + expected + written_out:
             return all_pairs(
                 "dense", f"{100 * density:.0f} % of all pairs are in reach, so skipping the rest would not pay"
             )
-    plan.reason = f"{100 * density:.2g} % of all pairs are in reach"
+    plan.reason = f"{100 * density:.3g} % of all pairs are in reach"
+    if compiled:
+        plan.reason += ", and a compiled kernel serves them"
     if device.type == "cuda" and flex_can_be_trusted(device):
         flex = plan_cloud(cloud, encoding, tolerance, backend="flex")
         flex.reason = plan.reason + ", and the device is CUDA"

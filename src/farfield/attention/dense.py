@@ -50,7 +50,7 @@ def reference(problem: Problem, plan: AllPairs) -> Tensor:
 
 def dense(problem: Problem, plan: AllPairs) -> Tensor:
     """The same through extra channels of q and k: no matrix of logits is ever stored."""
-    if _has_tangents(problem):  # the fused kernel has no forward mode
+    if problem.has_tangents():  # the fused kernel has no forward mode
         return reference(problem, plan)
     out = _cloud_by_cloud(problem, _through_channels)
     if out.requires_grad and not torch.compiler.is_compiling():
@@ -62,13 +62,6 @@ def dense(problem: Problem, plan: AllPairs) -> Tensor:
     for some in far.split(rows):  # there channels round the logits away: the formula itself, for these alone
         out = out.index_copy(2, some, _cloud_by_cloud(problem, lambda part: _formula(*part), some))
     return out
-
-
-def _has_tangents(problem: Problem) -> bool:
-    if torch.compiler.is_compiling():
-        return False
-    given = (problem.q, problem.k, problem.v, problem.query_positions, problem.key_positions)
-    return any(torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in given)
 
 
 def _refuse_second_derivatives(_: Tensor) -> None:

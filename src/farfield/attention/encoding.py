@@ -91,6 +91,10 @@ class Encoding(nn.Module):
         """The keys' side of ``query_channels``."""
         return positions.new_zeros((*positions.shape[:-1], 0))
 
+    def channel_shift(self, offset: Tensor) -> Tensor:
+        """(..., C, C), per head (H, ..., C, C): key_channels(x - offset) = channel_shift(offset) @ key_channels(x)."""
+        return offset.new_zeros((*offset.shape[:-1], 0, 0))
+
     # --- helpers for the backends --------------------------------------------------------------------------------
     def coordinates(self, positions: Tensor) -> Tensor:
         """Positions in the basis e_i."""

@@ -19,7 +19,7 @@ from farfield.attention.flex import flex
 from farfield.attention.group import Group
 from farfield.attention.nested import pack_nested
 from farfield.attention.plan import AttentionPlan, plan_cloud
-from farfield.attention.problem import Problem
+from farfield.attention.problem import Problem, needs_gradients
 from farfield.attention.reachable import out_of_reach
 from farfield.attention.sharded import ShardedPlan
 from farfield.attention.tiled import tiled
@@ -110,7 +110,8 @@ def local_attention(
             plan.check(cloud, encoding)
         tolerance = plan.tolerance
     elif backend == "auto":
-        plan = choose(cloud, encoding, tolerance, q.shape[0] * q.shape[1], q.dtype, q.device)
+        differentiated = needs_gradients(q, k, v, cloud, encoding)
+        plan = choose(cloud, encoding, tolerance, q.shape[0] * q.shape[1], q.dtype, q.device, differentiated)
         _log.debug("local_attention: %s, because %s", plan.backend, plan.reason)
     backend = plan.backend if backend == "auto" and plan is not None else backend
     with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias channels to bfloat16
@@ -157,7 +158,7 @@ def plan_attention(
             raise ValueError(f"a plan needs {name} (N, P), at least one, got the shape {tuple(points.shape)}")
     if backend == "auto":
         device = cloud.query_positions.device
-        return choose(cloud, encoding, tolerance, heads, torch.float32, device)
+        return choose(cloud, encoding, tolerance, heads, torch.float32, device, torch.is_grad_enabled())
     if backend in ("dense", "reference"):
         return AllPairs(cloud, tolerance, encoding.identity(), backend, "it was asked for")
     return plan_cloud(cloud, encoding, tolerance, query_tile, key_tile, backend=backend)
@@ -174,7 +175,8 @@ def explain_backend(
 ) -> str:
     """What ``backend="auto"`` would choose for these points, and why; ``limits`` are period, key_mask and lengths."""
     cloud = make_cloud(query_positions, key_positions, encoding, **limits)
-    plan = choose(cloud, encoding, tolerance, q.shape[0] * q.shape[1], q.dtype, q.device)
+    differentiated = needs_gradients(q, q, q, cloud, encoding)
+    plan = choose(cloud, encoding, tolerance, q.shape[0] * q.shape[1], q.dtype, q.device, differentiated)
     return f"{plan.backend}: {plan.reason}"
 
 

@@ -69,6 +69,14 @@ class GaussianEncoding(LocalEncoding):
         b = self._per_head(self.coordinates(positions), lengths) / lengths
         return torch.cat([torch.ones_like(b), b, b.square()], dim=-1)
 
+    # with d = offset / l, for each axis: [1, b - d, (b - d)^2] = [[1, 0, 0], [-d, 1, 0], [d^2, -2d, 1]] [1, b, b^2]
+    def channel_shift(self, offset: Tensor) -> Tensor:
+        d = _over_lengths(self.coordinates(offset), self.decay_length)
+        one, none = (torch.diag_embed(t) for t in (torch.ones_like(d), torch.zeros_like(d)))
+        by, square = torch.diag_embed(d), torch.diag_embed(d.square())
+        rows = ([one, none, none], [-by, one, none], [square, -2 * by, one])
+        return torch.cat([torch.cat(row, -1) for row in rows], -2)
+
     def channel_range(self, dtype: torch.dtype, error: float) -> Tensor | None:
         # At x from the middle the channels' squares cancel, and leave an error of eps / 2 (x / l)^2 in the logits:
         # 48 decay lengths for 3.5e-5 in float32.
@@ -147,6 +155,12 @@ class LAAPE(LocalEncoding):
         x, plus, minus = self._scaled(positions)
         return torch.cat([torch.exp(x / plus), torch.exp(-x / minus)], dim=-1)
 
+    def channel_shift(self, offset: Tensor) -> Tensor:
+        x = self.coordinates(offset)
+        plus, minus = _over_lengths(x, self.decay_length_plus), _over_lengths(x, self.decay_length_minus)
+        plus, minus = torch.broadcast_tensors(plus, minus)  # one of them may be per head
+        return torch.diag_embed(torch.cat([torch.exp(-plus), torch.exp(minus)], dim=-1))
+
     def _scaled(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         plus = self._channel_lengths(self.decay_length_plus, positions)
         minus = self._channel_lengths(self.decay_length_minus, positions)
@@ -220,6 +234,12 @@ class Window(Encoding):
     def combine(self, total: Tensor) -> Tensor:
         # 1e20 drowns any logit, and still orders keys by distance for a query with none inside
         return torch.where(total > self.radius, 1e20 * total / self.radius, torch.zeros_like(total))
+
+
+def _over_lengths(x: Tensor, lengths: LengthParameter) -> Tensor:
+    """x (..., P) in decay lengths: (..., P), and (H, ..., P) where they are per head."""
+    value = lengths(x)
+    return x / value if value.ndim < 4 else x / value.reshape(-1, *(1,) * (x.ndim - 1), value.shape[-1])
 
 
 def _shortest(lengths: LengthParameter) -> Tensor:

@@ -44,8 +44,14 @@ class Problem:
 
     def needs_gradients(self) -> bool:
         """Whether anything of this call will be differentiated."""
-        given = (self.q, self.k, self.v, self.query_positions, self.key_positions, *self.encoding.parameters())
-        return torch.is_grad_enabled() and any(t.requires_grad for t in given)
+        return needs_gradients(self.q, self.k, self.v, self.cloud, self.encoding)
+
+    def has_tangents(self) -> bool:
+        """Whether forward-mode derivatives are asked for."""
+        if torch.compiler.is_compiling():
+            return False
+        given = (self.q, self.k, self.v, self.query_positions, self.key_positions)
+        return any(torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in given)
 
     def flat_positions(self, positions: Tensor) -> Tensor:
         """Positions (M, P) in the order of ``by_point``."""
@@ -63,3 +69,9 @@ class Problem:
         if self.cloud.one_for_all:
             return t.unflatten(1, (batch, heads)).permute(1, 2, 0, 3)
         return t.unflatten(0, (batch, -1)).permute(0, 2, 1, 3)
+
+
+def needs_gradients(q: Tensor, k: Tensor, v: Tensor, cloud: Cloud, encoding: Encoding) -> bool:
+    """Whether anything of a call will be differentiated."""
+    given = (q, k, v, cloud.query_positions, cloud.key_positions, *encoding.parameters())
+    return torch.is_grad_enabled() and any(t.requires_grad for t in given)

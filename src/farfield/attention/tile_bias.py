@@ -18,18 +18,21 @@ from farfield.attention.dense import penalty_matrix
 from farfield.attention.encoding import Encoding
 from farfield.attention.plan import AttentionPlan, Reach
 from farfield.attention.problem import Problem
+from farfield.attention.tiles import Tiles
 
 # What a tile may take of the width that channels can serve; its keys need the rest.
 _TILE_SHARE = 0.5
 
 
-def too_wide(plan: AttentionPlan, encoding: Encoding, dtype: torch.dtype, heaviest: Tensor | None = None) -> Tensor:
-    """Query tiles (Tq,) that are too wide for the channels of their bias; ``heaviest`` (Tq,) is their largest w."""
-    limit, queries = encoding.channel_range(dtype, plan.tolerance / 4), plan.queries
+def too_wide(
+    tiles: Tiles, tolerance: float, encoding: Encoding, dtype: torch.dtype, heaviest: Tensor | None = None
+) -> Tensor:
+    """Tiles (T,) that are too wide for the channels of their bias; ``heaviest`` (T,) is their largest w."""
+    limit = encoding.channel_range(dtype, tolerance / 4)
     if limit is None:
-        return torch.zeros(len(queries), dtype=torch.bool)
+        return torch.zeros(len(tiles), dtype=torch.bool)
     share = _TILE_SHARE if heaviest is None else _TILE_SHARE / heaviest.clamp(min=1.0).sqrt()[:, None]
-    return (queries.high - queries.low > share * limit.cpu()).any(-1)
+    return (tiles.high - tiles.low > share * limit.cpu()).any(-1)
 
 
 @dataclass
@@ -45,17 +48,25 @@ class TileBias:
         self.encoding, queries = self.problem.encoding, self.plan.queries
         self.heads, self.head_dim = self.problem.q.shape[1], self.problem.q.shape[-1]
         device, dtype, error = self.problem.q.device, self.problem.q.dtype, self.plan.tolerance / 4
-        self.centres = ((queries.low + queries.high) / 2).to(device)
-        if self.encoding.basis is not None:  # boxes are in the basis' coordinates, positions are not
-            self.centres = self.centres @ self.encoding.basis.to(self.centres)
+        self.centres = self.in_space((queries.low + queries.high) / 2).to(device)
         heaviest: Tensor | None = None
         if self.weight is not None:
             heaviest = -lowest_of(-self.weight.detach()[..., 0], queries).amin(-1).cpu().double()
         self.pair_by_pair = torch.full((len(queries),), not self.encoding.decomposes)  # (Tq,)
-        self.pair_by_pair |= too_wide(self.plan, self.encoding, dtype, heaviest)
+        self.pair_by_pair |= too_wide(queries, self.plan.tolerance, self.encoding, dtype, heaviest)
         # far from all keys only differences of huge potentials count, which channels would round away
         most = error / torch.finfo(dtype).eps
         self.pair_by_pair |= self.reach.best * (1.0 if heaviest is None else heaviest) > most
+
+    def in_space(self, places: Tensor) -> Tensor:
+        """Places (T, P) in the coordinates of positions; boxes are in those of the basis."""
+        return places if self.encoding.basis is None else places @ self.encoding.basis.to(places)
+
+    def channel_shift(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
+        """(I, T, G or 1, C, C): key channels that count from a place ``offset`` (I, T, P) further on, from such that do
+        not."""
+        shift = self.encoding.channel_shift(offset).to(dtype)
+        return shift[:, :, None] if shift.ndim == 4 else self._all_heads(shift.permute(1, 2, 0, 3, 4), 2)
 
     def query_channels(self, where_q: Tensor, dtype: torch.dtype) -> Tensor:
         """Channels of all queries, each relative to the centre of its own tile; the factor on Phi is in them."""
@@ -83,7 +94,9 @@ class TileBias:
 
     def _by_point(self, channels: Tensor) -> Tensor:
         """(N, C) -> (N, 1, C); per head (H, N, C) -> (N, G, C)."""
-        if channels.ndim == 2:
-            return channels[:, None]
-        entries = self.problem.q.shape[0] if self.problem.cloud.one_for_all else 1  # side by side in G
-        return channels.transpose(0, 1).repeat(1, entries, 1)
+        return channels[:, None] if channels.ndim == 2 else self._all_heads(channels.transpose(0, 1), 1)
+
+    def _all_heads(self, of_heads: Tensor, axis: int) -> Tensor:
+        """H -> G along an axis: batch entries that share their points lie side by side in G."""
+        entries = self.problem.q.shape[0] if self.problem.cloud.one_for_all else 1
+        return torch.cat([of_heads] * entries, axis)

@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farfield.attention.certificate import Certificate, summarise_keys, summarise_queries
+from farfield.attention.certificate import Certificate, KeySummary, summarise_keys, summarise_queries
 from farfield.attention.gradients import Sums, add_gradients
 from farfield.attention.kernel import padded_width
 from farfield.attention.plan import AttentionPlan
 from farfield.attention.problem import Problem
 from farfield.attention.reading import Found, Given, Reader
 from farfield.attention.rounds import Rounds
+from farfield.attention.sweep import KeyTiles, serves, swept
 from farfield.attention.tile_bias import TileBias
 
 # Points that are sorted and turned at a time.
@@ -49,17 +50,17 @@ def _by_heads(problem: Problem, plan: AttentionPlan) -> Tensor:
     for number, reach in enumerate(plan.reaches):
         members = list(range(heads)) if reach.heads is None else reach.heads
         for some in [[h] for h in members] if one_by_one else [members]:
-            out, rounds = _attend(problem.of_heads(some), plan.widest(), number, some)
-            plan.pairs_read += rounds.reader.pairs() * len(some) / heads
-            plan.pairs_sounded += rounds.sounded * len(some) / heads
+            out, (read, sounded) = _attend(problem.of_heads(some), plan.widest(), number, some)
+            plan.pairs_read += read * len(some) / heads
+            plan.pairs_sounded += sounded * len(some) / heads
             if len(some) == heads:
                 return out
             pieces |= zip(some, out.unbind(1), strict=True)
     return torch.stack([pieces[h] for h in range(heads)], dim=1)
 
 
-def _attend(problem: Problem, plan: AttentionPlan, number: int, heads: list[int]) -> tuple[Tensor, Rounds]:
-    """Attention of heads that share one list of tiles: sort by tile, run, sort back."""
+def _attend(problem: Problem, plan: AttentionPlan, number: int, heads: list[int]) -> tuple[Tensor, list[float]]:
+    """Attention of heads that share one list of tiles: sort by tile, run, sort back; and the pairs read and sounded."""
     origin, reach = plan.origin.to(problem.q.device), plan.reaches[number]
     order = plan.queries.order.to(problem.q.device)
     source = plan.seen.index[plan.keys.order].to(problem.q.device)
@@ -72,31 +73,46 @@ def _attend(problem: Problem, plan: AttentionPlan, number: int, heads: list[int]
     bias = TileBias(problem, plan, reach, weight)
     channels = bias.query_channels(where_q, problem.q.dtype)
     head_dim, value_dim = problem.q.shape[-1], problem.v.shape[-1]
+    sweeping = serves(problem, plan, bias)
     width = padded_width(head_dim + channels.shape[-1] + 2, value_dim + 1)  # two for the sounding, |v| beside v
     turn = problem.encoding.rotate
-    q = _sorted(problem.by_point(problem.q), order, width, lambda x, rows: turn(x, where_q[rows]), channels)
-    k = _sorted(problem.by_point(problem.k), source, width, lambda x, rows: turn(x, where_k[rows]))
-    values = problem.by_point(problem.v)
-    v = _sorted(values, source, width, channels=torch.linalg.vector_norm(values.detach(), dim=-1, keepdim=True)[source])
+    q = _sorted(
+        problem.by_point(problem.q), order, head_dim if sweeping else width, lambda x, rows: turn(x, where_q[rows]),
+        None if sweeping else channels,
+    )  # fmt: skip
     with torch.no_grad():
-        summaries = (
-            summarise_queries(q[..., :head_dim].detach(), None if weight is None else weight.detach(), plan.subtiles),
-            summarise_keys(k[..., :head_dim].detach(), v[..., value_dim].detach(), plan.keys, problem.certify),
-        )
+        of_weight = None if weight is None else weight.detach()
+        queries = summarise_queries(q[..., :head_dim].detach(), of_weight, plan.subtiles)
     elsewhere = None if plan.elsewhere is None else plan.elsewhere[:, :, heads].flatten(1)
     encoding = problem.encoding  # of one head where all have the same lengths, else of each
     if reach.heads is not None and not encoding.learns_lengths():
         encoding = problem.encoding_of_all.select(heads[:1])
-    certificate = Certificate(plan, reach, encoding, *summaries, head_dim, problem.certify, elsewhere)
-    rounds = Rounds(Reader(plan, bias, where_q.detach(), where_k.detach()), certificate, problem.certify)
-    out = _TiledAttention.apply(q, k, v, where_q, where_k, weight, rounds, *problem.encoding.parameters())
-    if rounds.short > 0:  # the lists end too early for these logits
+
+    def certificate(keys: KeySummary) -> Certificate:
+        return Certificate(plan, reach, encoding, queries, keys, head_dim, problem.certify, elsewhere)
+
+    if sweeping:
+        tiles = KeyTiles.of(problem, plan, bias, source, where_k)
+        out, *pairs, short = swept(certificate(tiles.summary), bias, tiles, q, channels)
+        del q, tiles
+    else:
+        k = _sorted(problem.by_point(problem.k), source, width, lambda x, rows: turn(x, where_k[rows]))
+        values = problem.by_point(problem.v)
+        sizes = torch.linalg.vector_norm(values.detach(), dim=-1, keepdim=True)[source]
+        v = _sorted(values, source, width, channels=sizes)
+        with torch.no_grad():
+            summary = summarise_keys(k[..., :head_dim].detach(), v[..., value_dim].detach(), plan.keys, problem.certify)
+        reader = Reader(plan, bias, where_q.detach(), where_k.detach())
+        rounds = Rounds(reader, certificate(summary), problem.certify)
+        out = _TiledAttention.apply(q, k, v, where_q, where_k, weight, rounds, *problem.encoding.parameters())
+        pairs, short = [reader.pairs(), rounds.sounded], rounds.short
+        del q, k, v  # where nothing is differentiated: memory is scarcest here
+    if short > 0:  # the lists end too early for these logits
         limit = float(reach.limit.max())
-        more = rounds.short + 1.0 if weight is None else max(rounds.short + 1.0, limit)  # weights below 1 look further
+        more = short + 1.0 if weight is None else max(short + 1.0, limit)  # weights below 1 look further
         longer = plan.wider(limit + more, problem.encoding_of_all)
         return _attend(problem, longer, number, heads)
-    del q, k, v  # where nothing is differentiated: memory is scarcest here
-    return problem.by_batch(_sorted_back(out[..., :value_dim], order, len(points))), rounds
+    return problem.by_batch(_sorted_back(out[..., :value_dim], order, len(points))), pairs
 
 
 def _sorted(
