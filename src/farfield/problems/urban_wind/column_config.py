@@ -110,6 +110,11 @@ class ColumnRun(RunConfig):
     problem: Literal["urban-columns"] = "urban-columns"
     also: list[str] = Field(default_factory=list)
     """Further folders of cities of the training size, whose training and validation cities are added."""
+    wide: list[str] = Field(default_factory=list)
+    """Folders whose cities of twice the training size (the layout's ``ls``) are learned from as well: their streets lie
+    deeper in the lee of others."""
+    starts_from: str | None = None
+    """A run, or a shipped model, whose weights and spread of corrections this one begins with."""
     encoding: ColumnEncodingConfig = ColumnEncodingConfig()
     model: ColumnsConfig = ColumnsConfig()
     loss: LossConfig = LossConfig()

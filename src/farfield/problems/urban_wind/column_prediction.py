@@ -58,7 +58,9 @@ class ColumnPredictor(WindPredictor):
         predictor = cls(model.to(chosen_device(device)), normalisation, scale, config.encoding.name)
         predictor.described_by(run)
         # Not noted elsewhere: data with oblique wind are made by presets whose names, and usual folders, say so.
-        predictor.oblique = any("oblique" in Path(folder).name for folder in (config.dataset, *config.also))
+        predictor.oblique = any(
+            "oblique" in Path(folder).name for folder in (config.dataset, *config.also, *config.wide)
+        )
         return predictor
 
     def from_case(

@@ -17,6 +17,7 @@ from farfield.problems.urban_wind.column_config import ColumnRun, LossConfig
 from farfield.problems.urban_wind.files import DEFAULT_FIELDS, UrbanCase, UrbanWindFiles
 from farfield.problems.urban_wind.lattice import SPACING
 from farfield.problems.urban_wind.sampling import UrbanNormalisation
+from farfield.runs.run import Run
 from farfield.training.loop import Task
 
 FITTED_CELLS = 5000  # of each city, for the spread of the corrections
@@ -99,12 +100,19 @@ def column_task(config: ColumnRun) -> Task:
             raise ValueError(
                 f"{config.dataset} has no cities in neutral air in its split {split!r}: the columns know no other"
             )
+    parts["train"] += _wide_cities(config.wide)
     training_data = Cities(parts["train"], config.phases, config.points, config.model.patch, drawn=True)
     validation_data = Cities(parts["val"], 1, config.points, config.model.patch, drawn=False)
-    scale = CorrectionScale.fit([correction(training_data, number) for number in range(len(training_data))])
     torch.manual_seed(config.seed)
+    model = config.build()
+    if config.starts_from is None:
+        scale = CorrectionScale.fit([correction(training_data, number) for number in range(len(training_data))])
+    else:  # the weights answer in units of the spread that they were trained with
+        base = Run.find(config.starts_from)
+        base.load_weights(model)
+        scale = CorrectionScale.from_dict(base.dataset()["corrections"])
     return Task(
-        model=config.build(),
+        model=model,
         training_data=training_data,
         validation_data=validation_data,
         loss=functools.partial(column_loss, scale=scale, weights=loss_weights(scale, config.loss), kind=config.loss),
@@ -117,6 +125,18 @@ def column_task(config: ColumnRun) -> Task:
         },
         collate=list,
     )
+
+
+def _wide_cities(folders: list[str]) -> list[UrbanCase]:
+    """All cities of twice the training size in these folders."""
+    cases = []
+    for folder in folders:
+        files = UrbanWindFiles(folder, DEFAULT_FIELDS)
+        numbers = files.ids("ls")
+        if not numbers:
+            raise ValueError(f"{folder} has no cities of s = 2 (volume_ls_*.vtk), which `wide` asks for")
+        cases += [files.load("ls", number) for number in numbers]
+    return cases
 
 
 def correction(cities: Cities, number: int) -> Tensor:
