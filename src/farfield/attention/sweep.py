@@ -77,9 +77,9 @@ class KeyTiles:
         (groups, dim), value_dim = given_k.shape[1:], given_v.shape[-1]
         centres = bias.in_space((tiles.low + tiles.high) / 2)
         extra = bias.key_channels(centres[:1], where[:1], given_k.dtype).shape[-1]
-        keys = given_k.new_zeros((len(tiles), groups, dim + extra + 1, KEYS))
-        values = given_v.new_zeros((len(tiles), groups, KEYS, -(-value_dim // _MULTIPLE) * _MULTIPLE))
-        sizes = given_v.new_zeros((len(tiles), groups, KEYS))
+        keys = given_k.new_empty((len(tiles), groups, dim + extra + 1, KEYS))
+        values = given_v.new_empty((len(tiles), groups, KEYS, -(-value_dim // _MULTIPLE) * _MULTIPLE))
+        sizes = given_v.new_empty((len(tiles), groups, KEYS))
         summaries = []
         for first in range(0, len(tiles), _TILES):
             some = slice(first, first + _TILES)
@@ -93,8 +93,8 @@ class KeyTiles:
             )
             keys[some, :, :dim] = k.permute(0, 2, 3, 1)
             keys[some, :, dim : dim + extra] = channels.permute(0, 2, 3, 1)
-            keys[some, :, -1].masked_fill_((torch.arange(KEYS) >= count[:, None])[:, None], _NEVER)
-            values[some, ..., :value_dim] = v.transpose(1, 2)
+            keys[some, :, -1] = torch.where(torch.arange(KEYS) < count[:, None], 0.0, _NEVER)[:, None]
+            values[some, ..., :value_dim], values[some, ..., value_dim:] = v.transpose(1, 2), 0.0
             sizes[some] = size.transpose(1, 2)
             summaries.append(summarise_tiles(k, size, count, problem.certify))
         return cls(keys, values, sizes, centres, KeySummary.joined(summaries))

@@ -1,9 +1,11 @@
 """Attention over the keys in reach only, at a cost that grows with the number of points times the keys in reach.
 
-Points are sorted by tile; each query tile reads key tiles from the plan's list through the fused kernel, as many as
-the certificate asks for, and the results are sorted back:
+Points are sorted by tile; each query tile reads key tiles from the plan's list, as many as the certificate asks for, and
+the results are sorted back. On CPUs, where nothing is differentiated, a compiled kernel does that in one pass (sweep);
+elsewhere the fused kernel does, in rounds:
 
     plan         which key tiles can matter to a query tile, nearest first
+    sweep        one pass over the list by the compiled kernel, which weighs each key tile before it reads the values
     rounds       how much of its list a tile reads, from the mass that it has found
     certificate  the bound on what is left out, and its proof
     sounding     the same added up key by key, where the bound would make a tile read much more
@@ -122,7 +124,8 @@ def _sorted(
     """Rows of x (N, G, D) in some order, turned, with the channels (n, G or 1, C) behind and zeros up to ``width``."""
     differentiable = torch.is_grad_enabled() and x.requires_grad
     at_a_time = len(order) if differentiable else _ROWS  # what stays in the processor's cache is not written twice
-    out, dim = x.new_zeros((len(order), x.shape[1], width)), x.shape[-1]
+    dim = x.shape[-1]
+    out = (x.new_zeros if width > dim else x.new_empty)((len(order), x.shape[1], width))
     for first in range(0, len(order), max(1, at_a_time)):
         rows = slice(first, first + at_a_time)
         part = x[order[rows]]
