@@ -104,7 +104,7 @@ class KeyTiles:
 def swept(
     certificate: Certificate, bias: TileBias, tiles: KeyTiles, q: Tensor, channels: Tensor
 ) -> tuple[Tensor, float, float, float]:
-    """The output (Nq, G, W) of queries q (Nq, G, D), sorted and rotated, with their bias channels.
+    """The output (Nq, G, W) of queries q (Nq, G, D), sorted, rotated and overwritten here, with their bias channels.
 
     Besides: the pairs read, the pairs only weighed, and by how much (in Phi) the lists are too short, if above 0.
     """
@@ -112,7 +112,7 @@ def swept(
 
     plan = certificate.plan
     scale = q.shape[-1] ** -0.5
-    by_point = [t.contiguous().numpy() for t in (scale * q, scale * channels)]
+    by_point = [t.contiguous().numpy() for t in (q.mul_(scale), scale * channels)]
     by_key = [t.numpy() for t in (tiles.keys.flatten(), tiles.values.flatten(), tiles.sizes.flatten(0, 1))]
     by_key += [plan.keys.count().numpy(), tiles.summary.value.numpy()]
     by_head = [t.double().numpy() for t in (certificate.largest, certificate.least)]

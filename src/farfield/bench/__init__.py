@@ -15,7 +15,7 @@ LEADS = {
     ),
     "break_even": (
         "From how many points on tiled attention is faster than dense attention, and whether `auto` takes the faster "
-        "one: with long decay lengths later, with short ones from about 4,000 points on.\n\n"
+        "one where nothing is differentiated: from about 2,000 points on, whatever the decay length.\n\n"
         "Columns: axes, dimensions of the domain, which is 1000 wide; decay length, in the same unit; dense, tiled, "
         "auto, CPU seconds of one call, the plan included; auto takes, the backend that it chose; auto / better, its "
         "time over that of the faster one of the two."
