@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -85,6 +86,28 @@ def test_only_cities_in_neutral_air_are_learned(columns: ColumnRun, urban_data: 
     assert len(task.training_data) == 2, "one of three is stratified"  # type: ignore[arg-type]
     twice = problem_named("urban-columns").task(columns.changed({"also": [str(urban_data)]}))
     assert len(twice.training_data) == 4  # type: ignore[arg-type]
+
+
+def test_cities_of_twice_the_size_are_learned_from_as_well(
+    columns: ColumnRun, urban_data: Path, tmp_path: Path
+) -> None:
+    task = problem_named("urban-columns").task(columns.changed({"wide": [str(urban_data)]}))
+    assert len(task.training_data) == 3  # type: ignore[arg-type]
+    small = shutil.copytree(urban_data, tmp_path / "small", ignore=shutil.ignore_patterns("*_ls_*", "*_vls_*"))
+    with pytest.raises(ValueError, match="no cities of s = 2"):
+        problem_named("urban-columns").task(columns.changed({"wide": [str(small)]}))
+
+
+def test_a_run_begins_with_the_weights_of_another(columns: ColumnRun, trained: Run) -> None:
+    task = problem_named("urban-columns").task(columns.changed({"starts_from": str(trained.folder)}))
+    begun = columns.build()
+    trained.load_weights(begun)
+    assert all(torch.equal(a, b) for a, b in zip(task.model.parameters(), begun.parameters(), strict=True))
+    assert task.dataset["corrections"] == trained.dataset()["corrections"], "they answer in units of their own spread"
+    with pytest.raises(ValueError, match="holds the weights of another model"):
+        problem_named("urban-columns").task(
+            columns.changed({"starts_from": str(trained.folder), "model.width": 32, "model.heads": 4})
+        )
 
 
 def test_a_step_draws_new_cells_and_the_same_step_the_same(columns: ColumnRun) -> None:

@@ -24,7 +24,7 @@ from farfield.problems.urban_wind.generation import (
     list_cases,
 )
 from farfield.problems.urban_wind.openfoam_case import SolverSettings
-from farfield.problems.urban_wind.solver import NODE_TYPES, WindSolution, solve_boxes
+from farfield.problems.urban_wind.solver import NODE_TYPES, Convergence, NotConvergedError, WindSolution, solve_boxes
 
 needs_openfoam = pytest.mark.skipif(
     shutil.which("simpleFoam") is None, reason="OpenFOAM is not installed (Debian package openfoam)"
@@ -196,6 +196,22 @@ def test_a_case_that_never_converges_is_reported_and_harms_no_other(tmp_path, mo
     generate_urban_wind(tmp_path, preset, workers=1, show_progress=False)
     index = json.loads((tmp_path / "random_buildings_dataset.json").read_text())
     assert index["z0"][0] == draw_air(0, list_cases(preset)[0], preset, again=True)[0] != stalling[0]
+
+
+@pytest.mark.parametrize(("cases", "airs"), [({"ls": 1}, 2), ({"ls": 1, "vls": 1}, 1)])
+def test_only_a_case_that_has_its_air_for_itself_draws_another(tmp_path, monkeypatch, cases, airs) -> None:
+    tried = []
+
+    def never(boxes, domain, roughness, *_) -> WindSolution:
+        tried.append((len(boxes), roughness))
+        raise NotConvergedError(Convergence(False, "stalled", 1, 1, 0.0, 0.0, 0.0, {}))
+
+    monkeypatch.setattr(urban_generation, "solve_boxes", never)
+    monkeypatch.setattr(urban_generation, "require_openfoam", lambda: None)
+    with pytest.raises(RuntimeError, match="could not be made"):
+        generate_urban_wind(tmp_path, replace(TINY, cases=cases), workers=1, show_progress=False)
+    assert len({roughness for _, roughness in tried}) == airs
+    assert len(tried) == len(cases) * airs * urban_generation.ATTEMPTS
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
