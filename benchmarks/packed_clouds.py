@@ -82,9 +82,9 @@ lines += [
     f"{total} points, decay length {arguments.decay_length:g}, one thread. The packed call reads "
     f"{plan.pairs_read / all_pairs:.2f} of all pairs within the clouds, in tiles of {plan.queries.size} queries and "
     f"{plan.keys.size} keys. The kernel alone takes {in_kernel[0]:.2f} s for them, {in_kernel[0] / seconds:.2f} of the "
-    f"call; the plan takes {planning:.2f} s, and the rest goes into sorting and turning points and the summaries of the "
-    "certificate. In the loop, auto serves nearly every cloud by the same kernel: what packing spares there is what a "
-    "call costs whatever its size.",
+    f"call; the plan takes {planning:.2f} s, and the rest goes into sorting and turning points and the summaries of "
+    "the certificate. In the loop, auto serves nearly every cloud by the same kernel: what packing spares there is "
+    "what a call costs whatever its size.",
 ]
 print("\n".join(lines))
 if arguments.markdown:

@@ -421,4 +421,5 @@ class Certificate:
         edge = (self.reach.best + self.reach.limit)[tile:stop].to(owner.device)[owner][:, None]
         number = self.reach.unlisted[tile:stop].to(owner.device)[owner][:, None].clamp(min=1.0).log()
         w = weight.double()
-        return torch.where(w >= 1, mass - (w - 1) * edge, (1 - w) * number + w * mass)
+        weighed = torch.where(w >= 1, mass - (w - 1) * edge, (1 - w) * number + w * mass)
+        return torch.where(torch.isneginf(mass), mass, weighed)  # nothing is unlisted, whatever it would weigh

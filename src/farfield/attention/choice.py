@@ -50,7 +50,7 @@ def choose(
     """The plan that "auto" stands for; ``groups`` are heads times batch entries that share the points."""
     dtype = torch.promote_types(dtype, torch.float32)
     obstacle = obstacle_to_channels(cloud, encoding, dtype)
-    compiled = sweep.at_hand(dtype, device) and not differentiated
+    compiled = sweep.at_hand(dtype, device) and encoding.decomposes and not differentiated
     costs = _COMPILED if compiled else _IN_ROUNDS
     queries, keys = cloud.query_positions.shape[-2], cloud.key_positions.shape[-2]
     entries = 1 if cloud.one_for_all else cloud.batch()
@@ -87,7 +87,7 @@ def choose(
                 "dense", f"{100 * density:.0f} % of all pairs are in reach, so skipping the rest would not pay"
             )
     plan.reason = f"{100 * density:.3g} % of all pairs are in reach"
-    if compiled:
+    if compiled and not bool(too_wide(plan.queries, tolerance, encoding, dtype).any()):
         plan.reason += ", and a compiled kernel serves them"
     if device.type == "cuda" and flex_can_be_trusted(device):
         flex = plan_cloud(cloud, encoding, tolerance, backend="flex")

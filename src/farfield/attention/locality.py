@@ -72,10 +72,12 @@ class GaussianEncoding(LocalEncoding):
     # with d = offset / l, for each axis: [1, b - d, (b - d)^2] = [[1, 0, 0], [-d, 1, 0], [d^2, -2d, 1]] [1, b, b^2]
     def channel_shift(self, offset: Tensor) -> Tensor:
         d = _over_lengths(self.coordinates(offset), self.decay_length)
-        one, none = (torch.diag_embed(t) for t in (torch.ones_like(d), torch.zeros_like(d)))
-        by, square = torch.diag_embed(d), torch.diag_embed(d.square())
-        rows = ([one, none, none], [-by, one, none], [square, -2 * by, one])
-        return torch.cat([torch.cat(row, -1) for row in rows], -2)
+        axes = d.shape[-1]
+        shift = d.new_zeros((*d.shape[:-1], 3 * axes, 3 * axes))
+        shift.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+        shift.diagonal(-axes, -2, -1).copy_(torch.cat([-d, -2 * d], -1))
+        shift.diagonal(-2 * axes, -2, -1).copy_(d.square())
+        return shift
 
     def channel_range(self, dtype: torch.dtype, error: float) -> Tensor | None:
         # At x from the middle the channels' squares cancel, and leave an error of eps / 2 (x / l)^2 in the logits:
@@ -149,17 +151,16 @@ class LAAPE(LocalEncoding):
 
     def query_channels(self, positions: Tensor, head_dim: int) -> Tensor:
         x, plus, minus = self._scaled(positions)
-        return -0.5 * math.sqrt(head_dim) * torch.cat([torch.exp(-x / plus), torch.exp(x / minus)], dim=-1)
+        return -0.5 * math.sqrt(head_dim) * _side_by_side(torch.exp(-x / plus), torch.exp(x / minus))
 
     def key_channels(self, positions: Tensor) -> Tensor:
         x, plus, minus = self._scaled(positions)
-        return torch.cat([torch.exp(x / plus), torch.exp(-x / minus)], dim=-1)
+        return _side_by_side(torch.exp(x / plus), torch.exp(-x / minus))
 
     def channel_shift(self, offset: Tensor) -> Tensor:
         x = self.coordinates(offset)
         plus, minus = _over_lengths(x, self.decay_length_plus), _over_lengths(x, self.decay_length_minus)
-        plus, minus = torch.broadcast_tensors(plus, minus)  # one of them may be per head
-        return torch.diag_embed(torch.cat([torch.exp(-plus), torch.exp(minus)], dim=-1))
+        return torch.diag_embed(_side_by_side(torch.exp(-plus), torch.exp(minus)))
 
     def _scaled(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         plus = self._channel_lengths(self.decay_length_plus, positions)
@@ -234,6 +235,11 @@ class Window(Encoding):
     def combine(self, total: Tensor) -> Tensor:
         # 1e20 drowns any logit, and still orders keys by distance for a query with none inside
         return torch.where(total > self.radius, 1e20 * total / self.radius, torch.zeros_like(total))
+
+
+def _side_by_side(a: Tensor, b: Tensor) -> Tensor:
+    """Channels of both; one of them may be per head, and the other not."""
+    return torch.cat(torch.broadcast_tensors(a, b), dim=-1)
 
 
 def _over_lengths(x: Tensor, lengths: LengthParameter) -> Tensor:

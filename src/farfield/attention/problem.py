@@ -50,7 +50,8 @@ class Problem:
         """Whether forward-mode derivatives are asked for."""
         if torch.compiler.is_compiling():
             return False
-        given = (self.q, self.k, self.v, self.query_positions, self.key_positions)
+        given = [self.q, self.k, self.v, self.query_positions, self.key_positions, *self.encoding.parameters()]
+        given += [] if self.weight is None else [self.weight]
         return any(torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in given)
 
     def flat_positions(self, positions: Tensor) -> Tensor:

@@ -25,18 +25,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farfield.attention.certificate import SAFETY, Certificate, KeySummary, padded, summarise_tiles
+from farfield.attention.certificate import FAR, GROWTH, SAFETY, Certificate, KeySummary, padded, summarise_tiles
 from farfield.attention.plan import AttentionPlan
 from farfield.attention.problem import Problem
 from farfield.attention.rounds import first_reach
 from farfield.attention.tile_bias import TileBias, too_wide
 
-KEYS = 64  # the most points of a key tile, and of a subtile, that the kernel is made for
+# The kernel's own numbers: the most points of a key tile, and of a subtile, and of what channels come in multiples.
+KEYS, _MULTIPLE = 64, 16
 # Key tiles that are prepared at a time.
 _TILES = 64
 # The logit of a key that only fills up a tile.
 _NEVER = -1e30
-_MULTIPLE = 16  # of channels of the values
 
 
 def at_hand(dtype: torch.dtype, device: torch.device) -> bool:
@@ -47,7 +47,7 @@ def at_hand(dtype: torch.dtype, device: torch.device) -> bool:
 def serves(problem: Problem, plan: AttentionPlan, bias: TileBias) -> bool:
     """Whether the kernel is made for this call."""
     q, weight = problem.q, problem.weight
-    heaviest = None if weight is None else weight.detach().amax().nan_to_num(1.0).expand(len(plan.keys))
+    heaviest = None if weight is None else weight.detach().nan_to_num(0.0).amax().expand(len(plan.keys))
     return (
         at_hand(q.dtype, q.device)
         and plan.keys.size <= KEYS
@@ -117,12 +117,12 @@ def swept(
     by_key += [plan.keys.count().numpy(), tiles.summary.value.numpy()]
     by_head = [t.double().numpy() for t in (certificate.largest, certificate.least)]
     out = q.new_empty((*q.shape[:2], tiles.values.shape[-1]))
-    totals = torch.zeros(3, dtype=torch.float64)
+    totals, limits = torch.zeros(3, dtype=torch.float64), (plan.tolerance / SAFETY, FAR, GROWTH)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for tile, stop in certificate.tables():
             lists = _lists(certificate, bias, tiles, tile, stop)
             found = torch.zeros(len(lists.start) - 1, q.shape[1], 3, dtype=torch.float64)
-            given = (*lists.arrays(), *by_point, *by_key, *by_head, plan.tolerance / SAFETY, out.numpy(), found.numpy())
+            given = (*lists.arrays(), *by_point, *by_key, *by_head, *limits, out.numpy(), found.numpy())
             _in_parallel(pool, functools.partial(_call, sweep, given), len(found))
             totals[:2] += found[..., :2].sum((0, 1))
             totals[2] = totals[2].maximum(found[..., 2].max())
@@ -168,7 +168,8 @@ def _lists(certificate: Certificate, bias: TileBias, tiles: KeyTiles, tile: int,
     """Each subtile's list, in the order of its own potentials."""
     plan, reach = certificate.plan, certificate.reach
     t = certificate.weights(tile, stop)
-    potential = t.potential.amin(-1).masked_fill(~t.listed[t.owner], torch.inf)  # (S, T)
+    # NaN is of diverged queries alone, whose heads must not decide for the others
+    potential = t.potential.nan_to_num(1e300, 1e300).amin(-1).masked_fill(~t.listed[t.owner], torch.inf)  # (S, T)
     potential, order = potential.sort(dim=1)
     number = t.listed.sum(1)[t.owner]
     best = reach.best[tile:stop][t.owner]

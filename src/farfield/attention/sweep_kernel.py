@@ -23,16 +23,22 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from farfield.attention.certificate import FAR, GROWTH
-from farfield.attention.sweep import KEYS
-
-ROWS = KEYS
+# Numbers from other modules would stay as they were in what numba keeps: it watches this file alone.
+ROWS = KEYS = 64  # of a subtile, and of a key tile
 _TOGETHER = 4  # rows that share a decision
-# A sum of weights above this asks for a new reference: float32 ends at exp(88).
-_TOO_LARGE = math.exp(60.0)
+# A sum of weights above this asks for a new reference: float32 ends at exp(88), and values may be large, too.
+_TOO_LARGE = math.exp(20.0)
 _WIDE = llvmlite.binding.get_host_cpu_features().get("avx512f", False)
 # No NaN or infinity is assumed away: one diverged query must not change the others.
-_options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"contract", "reassoc"}}
+_options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc"}}
+
+
+def _compiled(function: Callable) -> Callable:
+    """By numba at the first call; kept for the next process where there is a folder to write to."""
+    try:
+        return numba.njit(cache=True, **_options)(function)
+    except RuntimeError:
+        return numba.njit(**_options)(function)
 
 
 def _block_product(columns: int) -> Callable[..., None]:
@@ -112,7 +118,7 @@ def _block_product(columns: int) -> Callable[..., None]:
 _by_64, _by_32, _by_16 = (_block_product(columns) for columns in (64, 32, 16))
 
 
-@numba.njit(**_options)
+@_compiled
 def _add_product(a, a_begin, a_row, a_column, b, b_begin, out, out_begin, n, m):  # type: ignore[no-untyped-def]
     """out (4, n) += a (4, m) @ b (m, n), n a multiple of 16; rows of b and out follow one another."""
     done = 0
@@ -138,7 +144,7 @@ def _from_bits(context: Any, bits: Any = None) -> Any:
     return types.float32(types.int32), generate
 
 
-@numba.njit(**_options)
+@_compiled
 def _exponentials(logits, a, reference, sizes, block, weights):  # type: ignore[no-untyped-def]
     """weights[a] = exp(logits[a] - reference), to 2e-7; returns their sum, and that of weights times sizes.
 
@@ -164,7 +170,7 @@ def _exponentials(logits, a, reference, sizes, block, weights):  # type: ignore[
     return total, sized
 
 
-@numba.njit(**_options)
+@_compiled
 def _largest(logits, a):  # type: ignore[no-untyped-def]
     best = np.float32(-np.inf)
     for j in range(KEYS):
@@ -173,7 +179,7 @@ def _largest(logits, a):  # type: ignore[no-untyped-def]
     return best
 
 
-@numba.njit(**_options)
+@_compiled
 def _shift(own, shift, seen):  # type: ignore[no-untyped-def]
     """seen (C + 1, 64): query channels ``own`` (C, 64) as a key tile's own channels want them, by ``shift`` (C, C)."""
     for c in range(len(own)):
@@ -186,18 +192,18 @@ def _shift(own, shift, seen):  # type: ignore[no-untyped-def]
                     seen[c, r] += factor * own[b, r]
 
 
-@numba.njit(**_options)
+@_compiled
 def _length(o, row):  # type: ignore[no-untyped-def]
-    square = np.float32(0.0)
+    square = 0.0
     for d in range(o.shape[1]):
-        square += o[row, d] * o[row, d]
+        square += np.float64(o[row, d]) ** 2
     return math.sqrt(square)
 
 
-@numba.njit(**_options)
+@_compiled
 def sweep(  # type: ignore[no-untyped-def]
     first, last, start, owner, listed, order, number, near, tail, shift, log_bound, outside,
-    q, q_channels, keys, values, sizes, points, heaviest, largest, least, allowed, out, found,
+    q, q_channels, keys, values, sizes, points, heaviest, largest, least, allowed, far, growth, out, found,
 ):  # fmt: skip
     """Attention of the queries in some subtiles; what is left out is at most ``allowed``, see the certificate.
 
@@ -213,13 +219,15 @@ def sweep(  # type: ignore[no-untyped-def]
         keys (Tk G (D + C + 1) 64): with their bias channels, and one more, hugely negative, where there is no key.
         values (Tk G 64 W), sizes (Tk G, 64): v and |v|; points (Tk,): how many keys there are.
         heaviest (Tk, G), largest (G,): the largest |v| of a tile, and of all; least (G,): what V is taken as at least.
+        far, growth: the certificate's FAR and GROWTH.
         out (N, G, W): the result. found (S, G, 3): pairs read, pairs only weighed, and by how much the lists are short.
     """
     (heads, dim), extra, width = q.shape[1:], q_channels.shape[2], out.shape[2]
     rows_q = np.zeros((ROWS, dim), np.float32)
     own, seen = np.zeros((extra, ROWS), np.float32), np.zeros((extra + 1, ROWS), np.float32)
     logits, weights = np.zeros((_TOGETHER, KEYS), np.float32), np.zeros((_TOGETHER, KEYS), np.float32)
-    o, reference = np.zeros((ROWS, width), np.float32), np.zeros(ROWS, np.float32)
+    o, part = np.zeros((ROWS, width), np.float32), np.zeros((_TOGETHER, width), np.float32)
+    reference = np.zeros(ROWS, np.float32)
     # by row: Z and Z V of what was read (V at least ``least``), the same of what was left out, and |o| / V
     mass, sized, output = np.zeros(ROWS), np.zeros(ROWS), np.zeros(ROWS)
     left_mass, left_sized = np.zeros(ROWS), np.zeros(ROWS)
@@ -273,7 +281,7 @@ def sweep(  # type: ignore[no-untyped-def]
                                 of_sizes = left_sized[i] + y[a] * tail[s, place]
                                 of_mass = left_mass[i] + x[a] * tail[s, place]
                                 left = of_sizes / max(sized[i], least[g] * mass[i]) + output[i] * of_mass / mass[i]
-                                light = left <= (1 - FAR) * allowed
+                                light = left <= (1 - far) * allowed
                         pairs = min(_TOGETHER, rows - r) * points[key]
                         if light:
                             for a in range(_TOGETHER):
@@ -281,8 +289,11 @@ def sweep(  # type: ignore[no-untyped-def]
                                 left_sized[r + a] += y[a]
                             weighed += pairs
                         else:
-                            _add_product(weights, 0, KEYS, 1, values, at_values, o, r * width, width, KEYS)
+                            part[:] = 0.0  # added to o as a whole: one by one, late weights would be rounded away
+                            _add_product(weights, 0, KEYS, 1, values, at_values, part, 0, width, KEYS)
                             for a in range(_TOGETHER):
+                                for d in range(width):
+                                    o[r + a, d] += part[a, d]
                                 mass[r + a] += x[a]
                                 sized[r + a] += y[a]
                             read += pairs
@@ -291,26 +302,27 @@ def sweep(  # type: ignore[no-untyped-def]
                         least_mass, least_sized, most_output = np.inf, np.inf, 0.0
                         for i in range(rows):
                             total = max(sized[i], least[g] * mass[i])
-                            output[i] = 1.0 if as_long_as_can_be else min(1.0, _length(o, i) / total + GROWTH)
+                            output[i] = 1.0 if as_long_as_can_be else min(1.0, _length(o, i) / total + growth)
                             log_mass, log_sized = reference[i] + math.log(mass[i]), reference[i] + math.log(total)
                             least_mass = log_mass if log_mass < least_mass else least_mass
                             least_sized = log_sized if log_sized < least_sized else least_sized
                             most_output = output[i] if output[i] > most_output else most_output
-                        unseen = math.exp(outside[s, g] - least_mass) * most_output
-                        unseen += math.exp(outside[s, g] - least_sized) * largest[g]
-                        found[s, g, 2] = math.log(max(unseen / (FAR / 2 * allowed), 1e-300))
+                        log_unseen = outside[s, g] - least_mass + math.log(most_output)
+                        log_unseen = max(log_unseen, outside[s, g] - least_sized + math.log(largest[g])) + math.log(2)
+                        found[s, g, 2] = log_unseen - math.log(far / 2 * allowed)
+                        unseen = math.exp(log_unseen)
                         end = number[s]
                         while end > place:
                             bound = log_bound[s, end - 1, g]
                             unseen += math.exp(bound - least_mass) * most_output
                             unseen += math.exp(bound - least_sized) * heaviest[listed[tile, order[s, end - 1]], g]
-                            if not unseen <= FAR * allowed:
+                            if not unseen <= far * allowed:
                                 break
                             end -= 1
                 longer = False
                 for i in range(rows):
-                    longer |= _length(o, i) > output[i] * max(sized[i], least[g] * mass[i])
-                if as_long_as_can_be or not longer:
+                    longer |= output[i] < 1.0 and _length(o, i) > output[i] * max(sized[i], least[g] * mass[i])
+                if not longer:
                     break
                 as_long_as_can_be = True
             for i in range(rows):

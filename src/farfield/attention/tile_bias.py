@@ -56,7 +56,19 @@ class TileBias:
         self.pair_by_pair |= too_wide(queries, self.plan.tolerance, self.encoding, dtype, heaviest)
         # far from all keys only differences of huge potentials count, which channels would round away
         most = error / torch.finfo(dtype).eps
-        self.pair_by_pair |= self.reach.best * (1.0 if heaviest is None else heaviest) > most
+        self.pair_by_pair |= self._best() * (1.0 if heaviest is None else heaviest) > most
+
+    def _best(self) -> Tensor:
+        """(Tq,): what the potential of a query's best key is at most. The plan's knows the widest lengths alone."""
+        if not self.encoding.learns_lengths():
+            return self.reach.best
+        queries, keys, nearest = self.plan.queries, self.plan.keys, self.reach.key_tile[self.reach.start[:-1]].long()
+        corners = (queries.low - keys.high[nearest], queries.high - keys.low[nearest])
+        ends = [self.encoding.axis_penalty(corner.to(self.centres)).detach() for corner in corners]
+        best = self.encoding.combine(torch.maximum(*ends).sum(-1)).reshape(-1, len(queries)).amax(0)
+        if self.plan.cloud.own:
+            best = best.clamp(max=float(self.encoding.penalty(torch.zeros_like(corners[0][:1])).max()))
+        return best.cpu()
 
     def in_space(self, places: Tensor) -> Tensor:
         """Places (T, P) in the coordinates of positions; boxes are in those of the basis."""
@@ -65,7 +77,7 @@ class TileBias:
     def channel_shift(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
         """(I, T, G or 1, C, C): key channels that count from a place ``offset`` (I, T, P) further on, from such that do
         not."""
-        shift = self.encoding.channel_shift(offset).to(dtype)
+        shift = self.encoding.channel_shift(offset.to(dtype))
         return shift[:, :, None] if shift.ndim == 4 else self._all_heads(shift.permute(1, 2, 0, 3, 4), 2)
 
     def query_channels(self, where_q: Tensor, dtype: torch.dtype) -> Tensor:

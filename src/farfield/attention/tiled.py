@@ -1,8 +1,8 @@
 """Attention over the keys in reach only, at a cost that grows with the number of points times the keys in reach.
 
-Points are sorted by tile; each query tile reads key tiles from the plan's list, as many as the certificate asks for, and
-the results are sorted back. On CPUs, where nothing is differentiated, a compiled kernel does that in one pass (sweep);
-elsewhere the fused kernel does, in rounds:
+Points are sorted by tile; each query tile reads key tiles from the plan's list, as many as the certificate asks for,
+and the results are sorted back. On CPUs, where nothing is differentiated, a compiled kernel does that in one pass
+(sweep); elsewhere the fused kernel does, in rounds:
 
     plan         which key tiles can matter to a query tile, nearest first
     sweep        one pass over the list by the compiled kernel, which weighs each key tile before it reads the values

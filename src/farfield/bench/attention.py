@@ -60,8 +60,8 @@ def benchmark_attention(scales: tuple[int, ...] = (1, 2, 4, 10), say: Callable[[
     """Measure every scale with LAAPE and LASPE, gradients, large logits, and points in 3D."""
     rows = []
     with torch.no_grad():  # numba compiles what will be timed, and torch warms up
-        some = torch.rand(256, 2)
-        local_attention(*_random(256), some, encoding=LAAPE(DECAY_LENGTH), backend="tiled")
+        q, k, v = _random(256)
+        local_attention(q, k, v, jittered_cloud(1)[:256], encoding=LAAPE(DECAY_LENGTH), backend="tiled")
     for scale in scales:
         for encoding in (LAAPE(DECAY_LENGTH), LASPE(DECAY_LENGTH)):
             say(f"s = {scale}, {type(encoding).__name__} ...")
