@@ -49,6 +49,7 @@ def _by_heads(problem: Problem, plan: AttentionPlan) -> Tensor:
     heads = problem.q.shape[1]
     one_by_one = not problem.needs_gradients() and problem.q.numel() > plan.at_once
     pieces: dict[int, Tensor] = {}
+    whole = problem.q.new_empty((*problem.q.shape[:3], problem.v.shape[-1])) if one_by_one else None
     for number, reach in enumerate(plan.reaches):
         members = list(range(heads)) if reach.heads is None else reach.heads
         for some in [[h] for h in members] if one_by_one else [members]:
@@ -57,8 +58,11 @@ def _by_heads(problem: Problem, plan: AttentionPlan) -> Tensor:
             plan.pairs_sounded += sounded * len(some) / heads
             if len(some) == heads:
                 return out
-            pieces |= zip(some, out.unbind(1), strict=True)
-    return torch.stack([pieces[h] for h in range(heads)], dim=1)
+            if whole is None:
+                pieces |= zip(some, out.unbind(1), strict=True)
+            else:
+                whole[:, some] = out
+    return torch.stack([pieces[h] for h in range(heads)], dim=1) if whole is None else whole
 
 
 def _attend(problem: Problem, plan: AttentionPlan, number: int, heads: list[int]) -> tuple[Tensor, list[float]]:

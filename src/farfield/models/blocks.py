@@ -113,7 +113,9 @@ class Block(nn.Module):
         offered = normed if key_positions is None else normed[:, : key_positions.shape[-2]]
         q, (k, v) = self.attention.queries(normed), self.attention.keys_values(offered)
         del normed, offered  # a gigabyte and a half for two million points
-        return self._add(x, self.attention.read(q, k, v, positions, key_positions, **options), then)
+        attended = self.attention.read(q, k, v, positions, key_positions, **options)
+        del q, k, v
+        return self._add(x, attended, then)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What points (B, N, W) offer to readers: twice (B, H, N, W / H)."""
