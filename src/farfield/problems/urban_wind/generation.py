@@ -81,7 +81,7 @@ PRESETS = {
     ),
     "cpu-more": UrbanPreset({"train": 270}, cell=4.0, ground_cell=2.0, training_settings=FOR_TRAINING, stream=1),
     "cpu-oblique": UrbanPreset(
-        {"train": 200, "val": 10, "test": 40, "ls": 10, "vls": 5},
+        {"train": 200, "val": 10, "test": 40, "ls": 10, "vls": 3},  # of the next two airs at s = 5 no city settles
         cell=4.0,
         ground_cell=2.0,
         training_settings=FOR_TRAINING,
