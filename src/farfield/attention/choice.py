@@ -14,7 +14,7 @@ from farfield.attention.dense import AllPairs, channel_error
 from farfield.attention.encoding import Encoding
 from farfield.attention.locality import LAAPE
 from farfield.attention.plan import FINEST, AttentionPlan, plan_cloud, typical_reach
-from farfield.attention.tile_bias import too_wide
+from farfield.attention.tile_bias import channels_end, too_wide
 
 BACKENDS = ("auto", "reference", "dense", "tiled", "flex")
 
@@ -71,8 +71,11 @@ def choose(
         if not encoding.decomposes:
             return all_pairs("reference", f"{type(encoding).__name__} does not decompose, and {pairs} pairs are few")
     if simple and not obstacle:
-        share = _share_in_reach(cloud, encoding, tolerance)
-        if groups * pairs <= _CLOSE * (overhead + costs.per_pair * share * groups * pairs):
+        share, width = _share_in_reach(cloud, encoding, tolerance), _tile_width(cloud, encoding)
+        per_pair = costs.per_pair
+        if channels_end(encoding, tolerance, dtype, width):  # no kernel for these, and their bias is written out
+            per_pair = _IN_ROUNDS.per_pair + _WRITTEN_OUT
+        if groups * pairs <= _CLOSE * (overhead + per_pair * share * groups * pairs):
             return all_pairs(
                 "dense", f"{100 * share:.0f} % of all pairs are in reach, so skipping the rest would not pay"
             )
@@ -109,13 +112,24 @@ def _share_in_reach(cloud: Cloud, encoding: Encoding, tolerance: float) -> float
         for p, n in ((queries, 24), (keys, 768))
     )
     wide = sum(
-        (p.amax(0) - p.amin(0)) * min(1.0, size / n) ** (1 / cloud.space_dim)
-        for p, n, size in ((some_q, len(queries), _USUAL_TILE), (some_k, len(keys), FINEST))
+        _width_of_tiles(p, n, size) for p, n, size in ((some_q, len(queries), _USUAL_TILE), (some_k, len(keys), FINEST))
     )
     delta = some_q[:, None] - some_k[None]
     smallest = box_potential(encoding, delta - wide / 2, delta + wide / 2)
     excess = smallest - encoding.floor(cloud.space_dim).to(smallest)
     return float((excess <= typical_reach(tolerance)).double().mean())
+
+
+def _tile_width(cloud: Cloud, encoding: Encoding) -> Tensor:
+    """About how wide (P,) tiles of queries will be."""
+    points = cloud.query_positions.detach()
+    points = encoding.coordinates(points if points.ndim == 2 else points[0]).double()
+    return _width_of_tiles(points, len(points), _USUAL_TILE)
+
+
+def _width_of_tiles(some: Tensor, count: int, size: int) -> Tensor:
+    """How wide (P,) tiles of some size are if ``count`` points lie evenly where ``some`` (n, P) of them do."""
+    return (some.amax(0) - some.amin(0)) * min(1.0, size / count) ** (1 / some.shape[1])
 
 
 def obstacle_to_channels(

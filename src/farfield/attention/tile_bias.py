@@ -28,11 +28,20 @@ def too_wide(
     tiles: Tiles, tolerance: float, encoding: Encoding, dtype: torch.dtype, heaviest: Tensor | None = None
 ) -> Tensor:
     """Tiles (T,) that are too wide for the channels of their bias; ``heaviest`` (T,) is their largest w."""
+    width = tiles.high - tiles.low
+    return channels_end(
+        encoding, tolerance, dtype, width if heaviest is None else width * heaviest.clamp(min=1.0).sqrt()[:, None]
+    )
+
+
+def channels_end(encoding: Encoding, tolerance: float, dtype: torch.dtype, width: Tensor) -> Tensor:
+    """Whether channels cannot carry the bias over tiles of some width (..., P): (...)."""
     limit = encoding.channel_range(dtype, tolerance / 4)
-    if limit is None:
-        return torch.zeros(len(tiles), dtype=torch.bool)
-    share = _TILE_SHARE if heaviest is None else _TILE_SHARE / heaviest.clamp(min=1.0).sqrt()[:, None]
-    return (tiles.high - tiles.low > share * limit.cpu()).any(-1)
+    return (
+        torch.zeros(width.shape[:-1], dtype=torch.bool)
+        if limit is None
+        else (width > _TILE_SHARE * limit.to(width)).any(-1)
+    )
 
 
 @dataclass
