@@ -65,7 +65,7 @@ def test_what_is_missing_is_noticed_before_anything_heavy_is_imported(words, mon
         (ValueError("steps must be positive"), "steps must be positive"),
         (FileNotFoundError(2, "No such file or directory", "state.npz"), "state.npz: No such file or directory"),
         (OSError(28, "could not write best.safetensors"), "could not write best.safetensors"),
-        (ModuleNotFoundError("No module named 'numba'", name="numba"), "this needs numba, .*farfield.train"),
+        (ModuleNotFoundError("No module named 'trimesh'", name="trimesh"), "this needs trimesh, .*farfield.wind"),
     ],
 )
 def test_a_mistake_is_told_without_pythons_name_for_it(error, told, monkeypatch, capsys):

@@ -8,7 +8,7 @@ LEADS = {
         "Columns: s, the domain's size over the training domain's along each axis; plan, the time to find out "
         "which keys are in reach, once per set of points; speed-up, dense over tiled time; error, the mean "
         "difference of the outputs over their mean size; pairs, query-key pairs: read, or only sounded, which takes "
-        "the logit alone; least, what must be read for the tolerance by who knows every weight beforehand, with 256 "
+        "the logit alone; least, what must be read for the tolerance by who knows every weight beforehand, with four "
         "queries and tiles of 64 keys, or each query with keys of its own; cost per pair, time per pair read or "
         "sounded over that of dense attention; certified / estimated, the same with the proved bound over that with "
         "an estimate."
