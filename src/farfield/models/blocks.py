@@ -61,7 +61,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend and project back to (B, Nq, W); ``options`` go to :func:`local_attention`."""
         y = local_attention(q, k, v, positions, key_positions, encoding=self.encoding, **options)
-        return pointwise(self.out, y.transpose(1, 2).flatten(-2))
+        return pointwise(lambda part: self.out(part.flatten(-2)), y.transpose(1, 2))
 
     def _by_head(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)

@@ -300,8 +300,15 @@ class TransformerOperator(nn.Module):
                 for p in (positions, query_positions.to(positions))
             )
             positions = torch.cat(list(where), dim=-2)
-        x = pointwise(lambda part: exactly(self.embed, part), features)
-        x = self._through_blocks(x, positions, keys=keys, conditions=conditions, period=period, plan=plan, group=group)
+        x = self._through_blocks(  # what is embedded gets no name here, which would keep it beside later blocks
+            pointwise(lambda part: exactly(self.embed, part), features),
+            positions,
+            keys=keys,
+            conditions=conditions,
+            period=period,
+            plan=plan,
+            group=group,
+        )
         return pointwise(lambda part: exactly(self.project, self.norm(part)), x[:, keys or 0 :])
 
     def _through_blocks(
