@@ -34,7 +34,8 @@ it *sounds* those keys instead: all but what (2) allows 0.3 of the tolerance for
 (:mod:`farfield.attention.sounding`). A pair costs half as much to sound as to read, and nothing in the backward pass.
 |o| / V_K is then taken a little larger than it was found so far; should it be larger still in the end, the tile reads
 up to ``Limits.needed`` after all. Either way (1) holds in the end; nothing is sampled. The kernel finds V_K, with
-|v_j| as one more channel of the values; ``tolerance`` times the largest |v_j| takes its place if that is more.   []
+|v_j| as one more channel of the values, or in a sum of its own; ``tolerance`` times the largest |v_j| takes its place
+if that is more.   []
 
 *Gradients* follow. Let d = sum_D e_j / Z, which (1) holds at about ``tolerance`` where the values left out are like
 those read, and below 20 tolerance in any case, since |o| / V_K is taken as 0.05 at least. With an output gradient g_i

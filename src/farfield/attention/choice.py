@@ -80,9 +80,8 @@ def choose(
                 "dense", f"{100 * share:.0f} % of all pairs are in reach, so skipping the rest would not pay"
             )
     plan = plan_cloud(cloud, encoding, tolerance)
-    density = plan.density()
+    density, wide = plan.density(), float(too_wide(plan.queries, tolerance, encoding, dtype).double().mean())
     if simple and not obstacle:
-        wide = float(too_wide(plan.queries, tolerance, encoding, dtype).double().mean())
         written_out = _WRITTEN_OUT * wide * groups * plan.pairs()
         expected = plan.cost(groups) if wide or not compiled else costs.per_pair * groups * plan.pairs()
         if groups * pairs <= overhead + expected + written_out:
@@ -90,7 +89,7 @@ def choose(
                 "dense", f"{100 * density:.0f} % of all pairs are in reach, so skipping the rest would not pay"
             )
     plan.reason = f"{100 * density:.3g} % of all pairs are in reach"
-    if compiled and not bool(too_wide(plan.queries, tolerance, encoding, dtype).any()):
+    if compiled and not wide:
         plan.reason += ", and a compiled kernel serves them"
     if device.type == "cuda" and flex_can_be_trusted(device):
         flex = plan_cloud(cloud, encoding, tolerance, backend="flex")
