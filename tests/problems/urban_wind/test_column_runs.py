@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -21,9 +22,11 @@ from farfield.problems import problem_named
 from farfield.problems.urban_wind.buildings import Box, boxes_to_mesh, write_stl
 from farfield.problems.urban_wind.city import CHANNELS, City, base_fields
 from farfield.problems.urban_wind.column_config import ColumnRun
+from farfield.problems.urban_wind.column_prediction import ColumnPredictor
 from farfield.problems.urban_wind.column_training import Cities
 from farfield.problems.urban_wind.files import UrbanWindFiles
 from farfield.runs.run import Run
+from farfield.runs.weights import save_weights
 from farfield.training.loop import Interrupted, fit
 
 TINY = {
@@ -108,6 +111,31 @@ def test_a_run_begins_with_the_weights_of_another(columns: ColumnRun, trained: R
         problem_named("urban-columns").task(
             columns.changed({"starts_from": str(trained.folder), "model.width": 32, "model.heads": 4})
         )
+
+
+def test_a_network_that_was_told_less_begins_a_larger_one_and_predicts_as_before(
+    columns: ColumnRun, trained: Run, urban_data: Path, tmp_path: Path
+) -> None:
+    """A run of an earlier version knows the channels without the moments of solids, and no blocks on 2 x 2 columns."""
+    earlier = Run(shutil.copytree(trained.folder, tmp_path / "earlier"))
+    torch.manual_seed(1)
+    model = columns.build(channels=len(CHANNELS) - 2)
+    dataset = {key: value for key, value in earlier.dataset().items() if key != "channels"}
+    earlier.dataset_path.write_text(json.dumps(dataset))
+    save_weights(earlier.best_path, model)
+    before = problem_named("urban-columns").predictor(earlier)
+    assert before.model.channels == len(CHANNELS) - 2
+    changes = {"starts_from": str(earlier.folder), "model.coarser_depth": 1, "model.coarser_width": 16}
+    grown = ColumnPredictor(
+        problem_named("urban-columns").task(columns.changed(changes)).model, before.normalisation, before.scale
+    )
+    case = UrbanWindFiles(urban_data).load("test", UrbanWindFiles(urban_data).ids("test")[0])
+    a, b = (p.from_case(case, case.positions, np.random.default_rng(0)) for p in (before, grown))
+    assert np.allclose(a, b, rtol=1e-4, atol=1e-4)
+    dataset["channels"] = ["solid", "wall_of_another_kind"]
+    earlier.dataset_path.write_text(json.dumps(dataset))
+    with pytest.raises(ValueError, match="wall_of_another_kind, this version computes solid"):
+        problem_named("urban-columns").predictor(earlier)
 
 
 def test_a_step_draws_new_cells_and_the_same_step_the_same(columns: ColumnRun) -> None:

@@ -22,7 +22,7 @@ from farfield.problems.urban_wind.city import (
 )
 from farfield.problems.urban_wind.column_part import ColumnPart
 from farfield.problems.urban_wind.column_spread import Spread
-from farfield.problems.urban_wind.columns import ColumnNetwork
+from farfield.problems.urban_wind.columns import ColumnNetwork, from_patches, to_patches
 from farfield.problems.urban_wind.files import UrbanCase
 from farfield.problems.urban_wind.inflow_profiles import inflow_profile
 from farfield.problems.urban_wind.lattice import LEVELS, SPACING, Lattice
@@ -94,6 +94,16 @@ def test_moving_a_city_by_a_token_moves_the_answer(city: City, encoding: Encodin
         assert torch.allclose(phased, a, atol=2e-4), "a phase of one column makes up for a shift by one"
 
 
+def test_blocks_on_two_by_two_columns_add_nothing_at_first(city: City) -> None:
+    small, grown = network(local()), network(local(), coarser_depth=2, coarser_width=12)
+    grown.load_state_dict(small.state_dict(), strict=False)
+    cells = city.cells()[:38, :61]
+    assert torch.equal(volume(small, cells, city), volume(grown, cells, city))
+    patches = to_patches(cells.flatten(2)[None, :36, :60], 4)
+    assert patches.shape[1:3] == (9, 15)
+    assert torch.equal(from_patches(patches, 4), cells.flatten(2)[None, :36, :60])
+
+
 def test_enlarging_the_domain_leaves_the_interior_unchanged(city: City) -> None:
     model = network(local())
     cells = city.cells()[:40, :40]
@@ -122,7 +132,8 @@ def test_a_domain_too_wide_for_all_pairs_gives_the_same(city: City) -> None:
 @pytest.mark.parametrize("encoding", [None, local()])
 def test_blocks_of_columns_equal_the_whole(city: City, encoding: Encoding | None) -> None:
     """Two, three and five members; the city's columns are no multiple of a token's."""
-    model = network(encoding, decoder_depth=2, tolerance=1e-7).double()
+    model = network(encoding, decoder_depth=2, coarser_depth=2, coarser_width=12, tolerance=1e-7).double()
+    torch.nn.init.normal_(model.coarser.hand_back.weight, std=0.3)  # at first it adds nothing
     cells, profile = city.cells()[:38, :61].double(), city.profile()[None].double()
     air = (torch.rand(cells.shape[:2]) > 0.1).double()
 
@@ -153,7 +164,8 @@ def test_any_extent_is_taken(city: City) -> None:
 
 
 def test_gradients_reach_every_weight(city: City) -> None:
-    model = network(local()).train()
+    model = network(local(), coarser_depth=1, coarser_width=12).train()
+    torch.nn.init.normal_(model.coarser.hand_back.weight, std=0.3)  # at first nothing reaches what is before it
     query = city.query(np.array([[0.0, 0.0, 45.0], [20.0, 10.0, 2.0]], dtype=np.float32))
     out, _ = model(city.cells(), city.air(), city.profile(), query.cells, query.weights, query.features)
     out.square().sum().backward()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farfield.problems.urban_wind.buildings import Box, UrbanDomain, boxes_to_mesh, inside_buildings, random_buildings
-from farfield.problems.urban_wind.lattice import LEVELS, SPACING, Lattice, solid_fractions
+from farfield.problems.urban_wind.lattice import LEVELS, SPACING, Lattice, solid_fractions, solid_moments
 from farfield.problems.urban_wind.mesh import CartesianMesh
 
 THICKNESS = np.diff(LEVELS)
@@ -60,7 +60,7 @@ def test_fractions_equal_the_share_of_points_inside(angle: float, seed: int) -> 
     mesh = boxes_to_mesh([Box(-9, 5, -6, 8, 11.0), Box(9, 15, -7, -2, 23.0)])
     mesh = trimesh.Trimesh(turned(mesh, angle).reshape(-1, 3), np.arange(3 * len(mesh.faces)).reshape(-1, 3))
     origin = tuple((rng.uniform(-2, 2, 2) - 20).tolist())
-    solid = solid_fractions(mesh.triangles, origin, (10, 10), LEVELS, SPACING)
+    solid, *moments = solid_moments(mesh.triangles, origin, (10, 10), LEVELS, SPACING)
     within = rng.uniform(0, 1, (3, 600, *solid.shape))
     level, row, column = np.indices(solid.shape)
     points = np.stack(
@@ -71,9 +71,11 @@ def test_fractions_equal_the_share_of_points_inside(angle: float, seed: int) -> 
         ],
         axis=-1,
     )
-    share = inside_buildings(mesh, points.reshape(-1, 3)).reshape(points.shape[:-1]).mean(0)
-    assert np.abs(share - solid).max() < 0.2  # sixteen rays see an edge to about an eighth of a column
-    assert np.abs(share - solid).mean() < 0.01
+    inside = inside_buildings(mesh, points.reshape(-1, 3)).reshape(points.shape[:-1])
+    assert np.abs(inside.mean(0) - solid).max() < 0.2  # sixteen rays see an edge to about an eighth of a column
+    for moment, place in zip(moments, within[:2], strict=True):
+        assert np.abs((inside * (2 * place - 1)).mean(0) - moment).max() < 0.25  # a wrong side would differ by 0.5
+    assert np.abs(inside.mean(0) - solid).mean() < 0.01
 
 
 def test_slanted_roofs_and_open_floors_are_represented() -> None:
@@ -107,9 +109,26 @@ def test_columns_know_whether_they_are_in_the_air(angle: float) -> None:
     lattice = Lattice.around(np.zeros((0, 3, 3)), domain)
     (west, east), (south, north) = domain.bounds[:2]
     assert lattice.air.sum() * SPACING**2 == pytest.approx((east - west) * (north - south), rel=0.01)
-    assert not (lattice.air & ~lattice.inside).any(), "the ring is outside"
-    assert np.array_equal(lattice.air, lattice.inside) == (angle % 90 == 0)
-    assert lattice.outflow[1:-1, -1].all() and not lattice.outflow[:, :-1].any()
+    ring = np.ones(lattice.shape[1:], dtype=bool)
+    ring[1:-1, 1:-1] = False
+    assert not (lattice.air & ring).any(), "the ring is outside"
+    assert np.array_equal(lattice.air, ~ring) == (angle % 90 == 0)
+
+
+@pytest.mark.parametrize("angle", [0.0, 5.0, -5.0, 30.0, -45.0, 90.0])
+def test_the_wind_leaves_beyond_the_sides_that_it_reaches(angle: float) -> None:
+    """Downwind of the air in every row; but a grazing wind does not leave through the side that it nearly follows."""
+    domain = UrbanDomain.square(1, angle)
+    lattice = Lattice.around(np.zeros((0, 3, 3)), domain)
+    assert lattice.outflow is not None
+    downwind = np.logical_or.accumulate(lattice.air, axis=1) & ~lattice.air
+    assert not (lattice.outflow & lattice.air).any()
+    if abs(angle) != 5.0:
+        assert lattice.outflow[downwind].mean() > 0.9
+    assert domain.outlets.sum() == (2 if abs(angle) in (30.0, 45.0) else 1)
+    if abs(angle) == 5.0:
+        last = np.flatnonzero(lattice.outflow.any(0))[0]
+        assert last > 0.9 * lattice.shape[2], "only through the end"
 
 
 def test_interpolation_reproduces_linear_fields_and_stays_out_of_walls() -> None:

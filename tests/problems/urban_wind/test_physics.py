@@ -63,15 +63,15 @@ def test_what_enters_leaves_through_every_cross_plane(seed: int, slowed: bool) -
     wind, _, _ = openings.project(start(openings, deficit), tolerance=1e-5)
     through = (openings.share[0] * wind[0] * THICKNESS).sum(axis=(0, 1)) * SPACING
     through = through[through > 0]  # planes within the air
-    entering = (U0 * np.diff(LEVELS)).sum() * openings.lattice.inside.any(1).sum() * SPACING
+    entering = (U0 * np.diff(LEVELS)).sum() * openings.lattice.air.any(1).sum() * SPACING
     assert np.allclose(through, entering, rtol=5e-4)
 
 
 def test_prescribed_inflow_is_not_changed() -> None:
     openings = city(3)
     wind = mass_consistent_wind(openings, ROUGHNESS, wake_deficits(openings.lattice, ROUGHNESS, (1.0,))[0])
-    first = np.flatnonzero(openings.lattice.inside.any(0))[0]
-    rows = openings.lattice.inside[:, first]
+    first = np.flatnonzero(openings.lattice.air.any(0))[0]
+    rows = openings.lattice.air[:, first]
     assert np.allclose(wind[0][:, rows, first - 1], U0[:, None], rtol=1e-5)
 
 
@@ -149,4 +149,4 @@ def test_pressure_pushes_in_front_and_pulls_behind() -> None:
     assert 0.3 * dynamic < pressure[level, row, front] < 2.0 * dynamic
     assert pressure[level, row, back] < pressure[level, row, front] / 2
     assert abs(pressure[level, row, outlet]) < 0.05 * dynamic
-    assert not pressure[:, ~openings.lattice.inside].any()
+    assert not pressure[:, ~openings.lattice.air].any()

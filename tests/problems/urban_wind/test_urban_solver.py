@@ -69,6 +69,19 @@ def test_oblique_inflow_is_kept_over_open_ground(angle: float) -> None:
 
 
 @needs_openfoam
+def test_a_wind_that_is_hardly_turned_is_hardly_another_and_leaves_through_no_inlet() -> None:
+    """A wall of buildings across the air: it must pass over and beside them, not escape through the sides."""
+    wall = [Box(-12.5, 12.5, -50, 50, 25.0)]
+    solutions = [solve_boxes(wall, UrbanDomain.square(1, angle), 0.3, cell=12.5) for angle in (0.0, 0.1)]
+    straight, turned = (solution.volume["velocity"] for solution in solutions)
+    assert np.abs(turned - straight).sum() < 0.03 * np.abs(straight).sum()
+    inlet = solutions[1].boundary["inlet"]
+    speed = inflow_profile(0.3, heights=inlet.cell_centers().points[:, 2].astype(float))[:, 0]
+    angle = np.deg2rad(0.1)
+    assert np.allclose(inlet["U"], speed[:, None] * [np.cos(angle), np.sin(angle), 0], atol=1e-5)
+
+
+@needs_openfoam
 def test_turning_a_symmetric_city_with_the_wind_turns_the_flow(wind_behind_cube: WindSolution) -> None:
     """The mesh of a cube with wind along +y is that with wind along +x, turned; only the order of cells differs."""
     turned = solve_boxes([CUBE], UrbanDomain.square(0.5, 90.0), roughness=0.3, cell=5.0)

@@ -83,6 +83,17 @@ class UrbanDomain:
         angle = np.deg2rad(self.wind_angle)
         return np.round([np.cos(angle), np.sin(angle)], 15)
 
+    @property
+    def outlets(self) -> NDArray[np.bool_]:
+        """(2, 2) of axis and low or high side: where the wind leaves freely; see :func:`leaves_through`."""
+        along_x, along_y = self.wind.tolist()
+        return np.array(
+            [
+                [leaves_through(sign * along, other) for sign in (-1, 1)]
+                for along, other in ((along_x, along_y), (along_y, along_x))
+            ]
+        )
+
     def margins(self, upwind: float, aside: float, downwind: float) -> Array:
         """(2, 2) of axis and low or high side: m around the buildings, between these by where the wind blows to."""
         towards = np.stack([-self.wind, self.wind], axis=1)  # cosine between the wind and each side's outward normal
@@ -111,6 +122,16 @@ class UrbanDomain:
         """Area of the ground below the air, m²."""
         (x0, x1), (y0, y1) = self.bounds[:2]
         return float((x1 - x0) * (y1 - y0))
+
+
+def leaves_through(towards: float, aside: float) -> bool:
+    """Whether wakes leave through a side, of a wind that blows so much ``towards`` it and so much along it (m/s, or 1).
+
+    A wind that nearly follows the side leaves through the end first. An outlet with a pressure of 0 so close beside the
+    buildings would let half of the wind escape sideways: at a tenth of a degree, a city of s = 5 would have another
+    wind altogether than at none.
+    """
+    return towards > abs(aside) * SIDE_MARGIN / DOWNWIND_MARGIN
 
 
 def random_buildings(

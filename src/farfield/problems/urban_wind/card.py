@@ -101,8 +101,10 @@ def _wind(preset: dict[str, Any]) -> str:
         return "along +x"
     return (
         f"up to {largest:g} degrees to either side of +x, drawn evenly; the box and the boxes stay along the axes, so "
-        "the wind enters through two sides and leaves through the other two, where the pressure is held; the margin "
-        "of a side lies between those above as the wind's direction does"
+        "the wind enters through two sides, where its velocity is held, and leaves through the other two, where the "
+        "pressure is. A side that wakes do not reach before the end of the box (the wind is within "
+        f"{np.degrees(np.arctan(SIDE_MARGIN / DOWNWIND_MARGIN)):.0f} degrees of it) lets no more air out than the "
+        "undisturbed wind would. The margin of a side lies between those above as the wind's direction does"
     )
 
 

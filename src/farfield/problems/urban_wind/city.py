@@ -39,11 +39,11 @@ SPEED_SCALE, PRESSURE_SCALE = 1.5, 5.0  # m/s, Pa: inputs of the network are of 
 DEFICIT_FACTORS = (0.5, 1.0, 2.5)  # the middle one makes the mass-consistent wind
 CHANNELS = (
     "solid", "wall_upwind", "wall_downwind", "wall_right", "wall_left", "narrow_wake", "wide_wake",
-    "potential_x", "potential_y", "potential_z", "wind_x", "wind_y", "wind_z", "pressure",
+    "potential_x", "potential_y", "potential_z", "wind_x", "wind_y", "wind_z", "pressure", "solid_x", "solid_y",
 )  # fmt: skip
 WIND, PRESSURE = CHANNELS.index("wind_x"), CHANNELS.index("pressure")
 FLOW = CHANNELS.index("narrow_wake")  # from here on: fields that are 0 outside the air
-SIDEWAYS = [CHANNELS.index(name) for name in ("potential_y", "wind_y")]
+SIDEWAYS = [CHANNELS.index(name) for name in ("potential_y", "wind_y", "solid_y")]
 OUTPUTS = ("velocity_x", "velocity_y", "velocity_z", "pressure", "ln_k", "ln_epsilon")
 PROFILE = 3 * len(HEIGHTS) + 1
 POINT_FEATURES = 5
@@ -63,14 +63,14 @@ class Query(NamedTuple):
 class City:
     """Physics of a city's wind on its lattice, in wind axes, for a wind of 6 m/s at 80 m."""
 
-    lattice: Lattice
+    lattice: Lattice  # without what only physics asks for
     roughness: float
     channels: NDArray[np.floating]  # (Y, X, Z, C)
 
     @classmethod
     def of(cls, lattice: Lattice, roughness: float) -> City:
         """Compute everything that the network is told."""
-        return cls(lattice, roughness, _by_cell(_told(lattice, roughness)))
+        return cls(lattice.bare(), roughness, _by_cell(_told(lattice, roughness)))
 
     @classmethod
     def in_the_open(cls, lattice: Lattice, triangles: Array, domain: UrbanDomain, roughness: float) -> City:
@@ -87,8 +87,8 @@ class City:
         x, y = np.round((np.array(lattice.origin) - wide.origin) / lattice.spacing).astype(int)
         known, across, along = lattice.shape
         channels = _by_cell([field[:known, y : y + across, x : x + along] for field in _told(wide, roughness)])
-        channels[~lattice.inside, :, FLOW:] = 0  # as in training, where nothing is known beyond the air
-        return cls(lattice, roughness, channels)
+        channels[~lattice.air, :, FLOW:] = 0  # as in training, where nothing is known beyond the air
+        return cls(lattice.bare(), roughness, channels)
 
     def packed(self) -> City:
         """The same in half the memory, for keeping many."""
@@ -184,25 +184,33 @@ class City:
 
 def _told(lattice: Lattice, roughness: float) -> list[Array]:
     """Fields (Z, Y, X) in the order of :data:`CHANNELS`."""
+    assert lattice.moments is not None, "a city's bare lattice has none"
     openings = Openings(lattice)
     narrow, middle, wide = wake_deficits(lattice, roughness, DEFICIT_FACTORS)
     wind = mass_consistent_wind(openings, roughness, middle)
     pressure = pressure_of(openings, wind, roughness, middle, AIR_DENSITY)
-    in_air = ((lattice.solid < 1) & lattice.inside).astype(np.float32)
+    in_air = ((lattice.solid < 1) & lattice.air).astype(np.float32)
     u0 = inflow_profile(roughness, heights=lattice.heights)[:, :1, None].astype(np.float32)
     fields = [lattice.solid, *nearness_of_walls(lattice), narrow, wide]
     for faces in (mass_consistent_wind(openings, roughness), wind):
         velocity = openings.at_cells(faces)
         velocity[0] -= u0
         fields += list(velocity * (in_air / SPEED_SCALE))
-    fields.append(pressure * (in_air / PRESSURE_SCALE))
-    return fields
+    return [*fields, pressure * (in_air / PRESSURE_SCALE), *lattice.moments]
 
 
 def _by_cell(fields: list[Array]) -> NDArray[np.float32]:
     """Fields (Z, Y, X) -> (Y, X, Z, C), in this order also in memory: it is read cell by cell, again and again."""
     stacked = np.stack([field.transpose(1, 2, 0) for field in fields], axis=-1)  # which keeps the levels outermost
     return np.ascontiguousarray(stacked, dtype=np.float32)
+
+
+def told_channels(dataset: dict[str, Any]) -> int:
+    """How many of :data:`CHANNELS` a run's network is told of; runs of earlier versions knew no moments of solids."""
+    known = dataset.get("channels", CHANNELS[: CHANNELS.index("solid_x")])
+    if list(known) != list(CHANNELS[: len(known)]):
+        raise ValueError(f"the run's network is told {', '.join(known)}, this version computes {', '.join(CHANNELS)}")
+    return len(known)
 
 
 def base_fields(local: Tensor, query: Query) -> Tensor:

@@ -68,6 +68,10 @@ class ColumnsConfig(SizeConfig):
     """ConvNeXt blocks before the tokens."""
     decoder_depth: int = Field(3, ge=1)
     """ConvNeXt blocks after them."""
+    coarser_depth: int = Field(0, ge=0)
+    """ConvNeXt blocks between those, on 2 x 2 columns at a time; needs an even patch."""
+    coarser_width: int = Field(192, ge=1)
+    """Channels of these."""
     level_features: int = Field(16, ge=1)
     """Features of a cell that points read."""
     query_width: int = Field(64, ge=1)
@@ -77,12 +81,14 @@ class ColumnsConfig(SizeConfig):
     def _consistent(self) -> Self:
         if self.checkpointing:
             raise ValueError("the column network is small: it has no checkpointing, got checkpointing true")
+        if self.coarser_depth and self.patch % 2:
+            raise ValueError(f"blocks on 2 x 2 columns need tokens of an even number of them, got patch {self.patch}")
         return self
 
-    def build(self, encoding: ColumnEncodingConfig) -> ColumnNetwork:
+    def build(self, encoding: ColumnEncodingConfig, channels: int = len(CHANNELS)) -> ColumnNetwork:
         """The network, with fresh weights."""
         return ColumnNetwork(
-            channels=len(CHANNELS),
+            channels=channels,
             levels=len(LEVELS) - 1,
             profile=PROFILE,
             point_features=POINT_FEATURES,
@@ -122,7 +128,8 @@ class ColumnRun(RunConfig):
     points: int = Field(12_000, ge=1)
     """Cells of a city that a step learns from."""
     phases: int = Field(2, ge=1)
-    """Places of the lattice over each city: on the walls of the data's cities first, then anywhere."""
+    """Places of the lattice over each city: on the walls of the data's cities first, then anywhere; one over a city
+    that is turned."""
     training: TrainingConfig = TrainingConfig(steps=50_000, batch_size=1)
 
     @model_validator(mode="after")
@@ -131,6 +138,6 @@ class ColumnRun(RunConfig):
             raise ValueError(f"the columns' loss is set by loss, training.loss must stay mse, got {self.training.loss}")
         return self
 
-    def build(self) -> ColumnNetwork:
-        """The network, with fresh weights."""
-        return self.model.build(self.encoding)
+    def build(self, channels: int = len(CHANNELS)) -> ColumnNetwork:
+        """The network, with fresh weights; told fewer channels, it is one of an earlier version."""
+        return self.model.build(self.encoding, channels)

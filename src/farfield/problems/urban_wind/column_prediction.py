@@ -12,7 +12,7 @@ from farfield.attention import Group
 from farfield.files import check_memory
 from farfield.models.grid_part import agree_on_model
 from farfield.problems.urban_wind.buildings import DOMAIN_HEIGHT, UrbanDomain
-from farfield.problems.urban_wind.city import City, CorrectionScale, base_fields
+from farfield.problems.urban_wind.city import City, CorrectionScale, base_fields, told_channels
 from farfield.problems.urban_wind.column_config import ColumnRun
 from farfield.problems.urban_wind.column_part import ColumnPart, owners
 from farfield.problems.urban_wind.columns import ColumnNetwork
@@ -50,9 +50,9 @@ class ColumnPredictor(WindPredictor):
     def load(cls, run: Run, device: Device = None) -> ColumnPredictor:
         """The best weights of a run; on CUDA where there is one, unless a device is given."""
         config = ColumnRun.parse(run.settings(), str(run.config_path))
-        model = config.build()
-        run.load_weights(model)
         data = run.dataset()
+        model = config.build(channels=told_channels(data))
+        run.load_weights(model)
         normalisation = UrbanNormalisation.from_dict(data["normalisation"])
         scale = CorrectionScale.from_dict(data["corrections"])
         predictor = cls(model.to(chosen_device(device)), normalisation, scale, config.encoding.name)
@@ -103,7 +103,8 @@ class ColumnPredictor(WindPredictor):
     ) -> NDArray[np.float32]:
         """The same from a city whose physics are known; with a group, at this member's points (:meth:`parts`)."""
         device = self.device
-        inputs = (city.cells(), city.air())
+        told = city.cells()[..., : self.model.channels].contiguous()  # all, but for runs of an earlier version
+        inputs = (told, city.air())
         part = None
         if group is not None:
             agree_on_model(group, self.model)
@@ -112,7 +113,7 @@ class ColumnPredictor(WindPredictor):
         cells, air, profile = (x[None].to(device) for x in (*inputs, city.profile()))
         with torch.autocast(device.type, torch.bfloat16, enabled=_fast_bfloat16(device)):
             volume = self.model.volume(cells, air, profile, part=part)[0]
-        seen = cells[0] if part is None else city.cells()[part.seen].contiguous().to(device)
+        seen = cells[0] if part is None else told[part.seen].contiguous().to(device)
         out = np.empty((len(points), len(self.normalisation.channels)), dtype=np.float32)
         for start in range(0, len(points), _CHUNK):
             some = slice(start, start + _CHUNK)

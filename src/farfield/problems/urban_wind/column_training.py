@@ -12,12 +12,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from farfield.problems.urban_wind.city import CHANNELS, City, CorrectionScale, Query, base_fields, true_fields
+from farfield.problems.urban_wind.city import (
+    CHANNELS,
+    City,
+    CorrectionScale,
+    Query,
+    base_fields,
+    told_channels,
+    true_fields,
+)
 from farfield.problems.urban_wind.column_config import ColumnRun, LossConfig
+from farfield.problems.urban_wind.columns import ColumnNetwork
 from farfield.problems.urban_wind.files import DEFAULT_FIELDS, UrbanCase, UrbanWindFiles
 from farfield.problems.urban_wind.lattice import SPACING
 from farfield.problems.urban_wind.sampling import UrbanNormalisation
 from farfield.runs.run import Run
+from farfield.runs.weights import fill
 from farfield.training.loop import Task
 
 FITTED_CELLS = 5000  # of each city, for the spread of the corrections
@@ -39,7 +49,11 @@ class Cities(Dataset):
 
     def __init__(self, cases: list[UrbanCase], phases: int, points: int, patch: int, drawn: bool):
         self.points, self.patch, self.drawn = points, patch, drawn
-        self.cities = [[_city(case, number, phase) for phase in range(phases)] for number, case in enumerate(cases)]
+        # whatever its place, no wall of a turned city lies along the lattice: one will do
+        self.cities = [
+            [_city(case, number, phase) for phase in range(1 if case.wind_angle else phases)]
+            for number, case in enumerate(cases)
+        ]
         self.positions = [case.positions for case in cases]
         self.truth = [true_fields(case) for case in cases]
 
@@ -109,7 +123,7 @@ def column_task(config: ColumnRun) -> Task:
         scale = CorrectionScale.fit([correction(training_data, number) for number in range(len(training_data))])
     else:  # the weights answer in units of the spread that they were trained with
         base = Run.find(config.starts_from)
-        base.load_weights(model)
+        _begin_with(base, model)
         scale = CorrectionScale.from_dict(base.dataset()["corrections"])
     return Task(
         model=model,
@@ -121,10 +135,32 @@ def column_task(config: ColumnRun) -> Task:
             "problem": config.problem,
             "corrections": scale.to_dict(),
             "normalisation": normalisation.to_dict(),
+            "channels": list(CHANNELS),
             "items": {"train": len(training_data), "validation": len(validation_data)},
         },
         collate=list,
     )
+
+
+def _begin_with(base: Run, model: ColumnNetwork) -> None:
+    """Give a network the weights of a run, whose network may lack the blocks on 2 x 2 columns and may have been told
+    fewer of the channels, the last ones missing: nothing that is new has a say at first."""
+    trained = ColumnRun.parse(base.settings(), str(base.config_path))
+    told = told_channels(base.dataset())
+    smaller = trained.build(channels=told)
+    base.load_weights(smaller)
+    weights = smaller.state_dict()
+    missing = model.channels - told
+    if missing > 0:
+        first = weights["first.weight"].unflatten(1, (model.levels, told))
+        weights["first.weight"] = functional.pad(first, (0, missing)).flatten(1)
+        for name in ("hidden.weight", "direct.weight"):
+            known = trained.model.level_features + told
+            read, points = weights[name].split([known, weights[name].shape[1] - known], dim=1)
+            weights[name] = torch.cat([functional.pad(read, (0, missing)), points], dim=1)
+    if smaller.coarser is None:
+        weights |= {name: w for name, w in model.state_dict().items() if name.startswith("coarser.")}
+    fill(model, weights, base.folder)
 
 
 def _wide_cities(folders: list[str]) -> list[UrbanCase]:

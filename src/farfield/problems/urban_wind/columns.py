@@ -1,7 +1,8 @@
 """The network of urban wind: columns of air as tokens, and a light query for any point.
 
     lattice inputs -> linear, ConvNeXt -> 4 x 4 columns become a token -> local attention between tokens
-                   -> back to columns, added to what the tokens were made of -> ConvNeXt blocks
+                   -> back to columns, added to what the tokens were made of
+                   -> ConvNeXt blocks on 2 x 2 columns, added -> ConvNeXt blocks
                    -> features of every cell;   a point reads the eight cells around it
 
 Everything horizontal is a convolution or depends on differences of positions: the network commutes with translations
@@ -45,6 +46,40 @@ class ConvNeXt(nn.Module):
         return x + self.mlp(self.norm(self.spread(x)))
 
 
+class Coarser(nn.Module):
+    """What ConvNeXt blocks make of 2 x 2 columns at a time, added to the columns (B, Y, X, channels); Y and X are even.
+
+    A block sees twice as far as one between columns and has twice the channels or more for its cost. At first nothing
+    is added: a trained network can grow by this level.
+    """
+
+    def __init__(self, channels: int, width: int, depth: int):
+        super().__init__()
+        self.gather = nn.Linear(4 * channels, width)
+        self.blocks = nn.Sequential(*(ConvNeXt(width) for _ in range(depth)), nn.LayerNorm(width))
+        self.hand_back = nn.Linear(width, 4 * channels)
+        nn.init.zeros_(self.hand_back.weight)
+        nn.init.zeros_(self.hand_back.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.blocks(self.gather(to_patches(x, 2)))
+        return x + from_patches(self.hand_back(seen), 2)
+
+
+def to_patches(x: Tensor, size: int) -> Tensor:
+    """(B, Y, X, C) -> (B, Y / size, X / size, size size C)."""
+    batch, across, along, channels = x.shape
+    x = x.view(batch, across // size, size, along // size, size, channels).transpose(2, 3)
+    return x.reshape(batch, across // size, along // size, size * size * channels)
+
+
+def from_patches(x: Tensor, size: int) -> Tensor:
+    """The inverse of :func:`to_patches`."""
+    batch, rows, columns, _ = x.shape
+    x = x.view(batch, rows, columns, size, size, -1).transpose(2, 3)
+    return x.reshape(batch, rows * size, columns * size, -1)
+
+
 class PointwiseBlock(nn.Module):
     """A transformer block without its attention: what the comparison "none" has instead."""
 
@@ -72,6 +107,7 @@ class ColumnNetwork(nn.Module):
         patch: columns along each side of a token.
         columns: channels of the ConvNeXt blocks, of which ``stem_depth`` come before the tokens and ``decoder_depth``
             after them.
+        coarser_depth, coarser_width: ConvNeXt blocks on 2 x 2 columns, and their channels; with depth 0 there are none.
         level_features, query_width: what points read, and the inner width of the network that they have.
         backend, tolerance: as in :func:`farfield.local_attention`.
     """
@@ -94,6 +130,8 @@ class ColumnNetwork(nn.Module):
         columns: int = 96,
         stem_depth: int = 1,
         decoder_depth: int = 3,
+        coarser_depth: int = 0,
+        coarser_width: int = 192,
         level_features: int = 16,
         query_width: int = 64,
         backend: str = "auto",
@@ -116,6 +154,7 @@ class ColumnNetwork(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.to_columns = nn.Linear(width, patch * patch * columns)
         self.inflow_to_columns = nn.Linear(width, columns)
+        self.coarser = Coarser(columns, coarser_width, coarser_depth) if coarser_depth else None
         self.decoder = nn.Sequential(*(ConvNeXt(columns) for _ in range(decoder_depth)), nn.LayerNorm(columns))
         self.to_levels = nn.Linear(columns, levels * level_features)
         read = level_features + channels + point_features
@@ -164,12 +203,13 @@ class ColumnNetwork(nn.Module):
         stem = self.stem(seen) if part is None else part.through(self.stem, seen, _reach(self.stem))
         rows, columns = stem.shape[1] // size, stem.shape[2] // size
         inflow = self.inflow(profile)
-        tokens = stem.view(batch, rows, size, columns, size, -1).transpose(2, 3).reshape(batch, rows * columns, -1)
-        tokens = self.to_tokens(tokens) + inflow[:, None]
+        tokens = self.to_tokens(to_patches(stem, size).flatten(1, 2)) + inflow[:, None]
         tokens = self._attend(tokens, self._positions(rows, columns, cells.device), part)
-        spread = self.to_columns(self.norm(tokens)).view(batch, rows, columns, size, size, -1).transpose(2, 3)
-        spread = spread.reshape(batch, rows * size, columns * size, -1)
+        spread = from_patches(self.to_columns(self.norm(tokens)).unflatten(1, (rows, columns)), size)
         spread = spread + stem + self.inflow_to_columns(inflow)[:, None, None]
+        if self.coarser is not None:
+            reach = 2 * _reach(self.coarser)
+            spread = self.coarser(spread) if part is None else part.through(self.coarser, spread, reach)
         if part is None:
             decoded = self.decoder(spread)[:, phase[0] : phase[0] + across, phase[1] : phase[1] + along]
         else:

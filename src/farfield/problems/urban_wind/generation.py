@@ -79,9 +79,9 @@ PRESETS = {
         ground_cell=1.5,
         settings=SolverSettings(tolerance=1e-5, iteration_limit=1500),
     ),
-    "cpu-more": UrbanPreset({"train": 270}, cell=4.0, ground_cell=2.0, training_settings=FOR_TRAINING, stream=1),
+    "cpu-more": UrbanPreset({"train": 320}, cell=4.0, ground_cell=2.0, training_settings=FOR_TRAINING, stream=1),
     "cpu-oblique": UrbanPreset(
-        {"train": 200, "val": 10, "test": 40, "ls": 10, "vls": 3},  # of the next two airs at s = 5 no city settles
+        {"train": 200, "val": 10, "test": 40, "ls": 10, "vls": 5},
         cell=4.0,
         ground_cell=2.0,
         training_settings=FOR_TRAINING,
@@ -92,7 +92,7 @@ PRESETS = {
     # To learn from, not to judge by: streets that lie deeper in the lee than any of the training size.
     "cpu-wide": UrbanPreset({"ls": 180}, cell=4.0, ground_cell=2.0, large_settings=FOR_TRAINING, stream=3),
     "cpu-wide-oblique": UrbanPreset(
-        {"ls": 170},
+        {"ls": 60},
         cell=4.0,
         ground_cell=2.0,
         large_settings=FOR_TRAINING,

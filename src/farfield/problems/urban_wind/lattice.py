@@ -10,7 +10,7 @@ Letters: Z levels, Y and X columns across and along the wind, T triangles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numba
@@ -40,6 +40,9 @@ class Lattice:
     air: Mask  # (Y, X): the middle of the column is in the air that is asked about
     spacing: float = SPACING
     levels: Array = field(default_factory=lambda: LEVELS)  # (Z + 1,): heights of the cells' faces, m
+    # What only physics asks for:
+    moments: NDArray[np.floating] | None = None  # (2, Z, Y, X): of the solid share, see :func:`solid_moments`
+    outflow: Mask | None = None  # (Y, X): the wind leaves into this column
 
     @classmethod
     def around(
@@ -67,9 +70,16 @@ class Lattice:
             np.meshgrid(*(low[a] + spacing * (np.arange(n) + 0.5) for a, n in ((0, nx), (1, ny)))), axis=-1
         )
         at = middle @ turn  # (Y, X, 2) in the axes of the domain
-        air = ((at > domain.bounds[:2, 0]) & (at < domain.bounds[:2, 1])).all(-1)
-        solid = solid_fractions(triangles, (float(low[0]), float(low[1])), (int(ny), int(nx)), levels, spacing)
-        return cls((float(low[0]), float(low[1])), solid * air, air, spacing, levels)
+        beyond = np.stack([at <= domain.bounds[:2, 0], at >= domain.bounds[:2, 1]], axis=-1)  # (Y, X, axis, side)
+        air = np.asarray(~beyond.any((2, 3)))
+        outflow = np.asarray(~air & ~(beyond & ~domain.outlets).any((2, 3)))
+        origin = (float(low[0]), float(low[1]))
+        solid, *moments = solid_moments(triangles, origin, (int(ny), int(nx)), levels, spacing) * air
+        return cls(origin, solid, air, spacing, levels, np.stack(moments), outflow)
+
+    def bare(self) -> Lattice:
+        """Without what only physics asks for."""
+        return replace(self, moments=None, outflow=None)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -81,20 +91,6 @@ class Lattice:
     def heights(self) -> Array:
         """(Z,): the middles of the levels, m."""
         return np.asarray((self.levels[1:] + self.levels[:-1]) / 2)
-
-    @cached_property
-    def inside(self) -> Mask:
-        """(Y, X): the column is not of the outermost ring."""
-        mask = np.zeros(self.shape[1:], dtype=bool)
-        mask[1:-1, 1:-1] = True
-        return mask
-
-    @cached_property
-    def outflow(self) -> Mask:
-        """(Y, X): the wind leaves into this column."""
-        mask = np.zeros(self.shape[1:], dtype=bool)
-        mask[1:-1, -1] = True
-        return mask
 
     @property
     def fluid(self) -> NDArray[np.float32]:
@@ -154,21 +150,32 @@ def levels_up_to(height: float) -> Array:
 def solid_fractions(
     triangles: Array, origin: tuple[float, float], shape: tuple[int, int], levels: Array, spacing: float
 ) -> NDArray[np.float32]:
-    """Share of each cell (Z, Y, X) that lies inside closed surfaces (T, 3, 3), standing on the ground or not.
+    """Share of each cell (Z, Y, X) that lies inside closed surfaces: the first of :func:`solid_moments`."""
+    return np.asarray(solid_moments(triangles, origin, shape, levels, spacing)[0])
+
+
+def solid_moments(
+    triangles: Array, origin: tuple[float, float], shape: tuple[int, int], levels: Array, spacing: float
+) -> NDArray[np.float32]:
+    """(3, Z, Y, X): how much of each cell is inside closed surfaces (T, 3, 3), on the ground or not, and where.
+
+    The first is the share of the cell; the others are its moments, the mean over the cell of
+    solid * (x - x of the middle) / half a column  and likewise for y. They say on which side of a cell a wall is that
+    does not lie along the lattice.
 
     A vertical ray is inside a building below a face that looks up and outside below one that looks down, so a cell
     from a to b holds  sum over faces of  sign * clip((z - a) / (b - a), 0, 1),  the mean over the rays of its column.
     Floors on the ground (z <= 0) contribute nothing and may be missing. Where buildings overlap the sum is cut at 1.
     """
     triangles = np.ascontiguousarray(triangles, dtype=np.float64)
-    out = np.zeros((len(levels) - 1, *shape))
+    out = np.zeros((3, len(levels) - 1, *shape))
     if len(triangles):
         edge, other = triangles[:, 1, :2] - triangles[:, 0, :2], triangles[:, 2, :2] - triangles[:, 0, :2]
         plan = edge[:, 0] * other[:, 1] - edge[:, 1] * other[:, 0]  # twice the area seen from above
         # Some writers let the normals point into the buildings: then the volume below the faces is negative.
         outward = 1.0 if (plan * triangles[:, :, 2].mean(1)).sum() >= 0 else -1.0
         _add_columns(triangles, plan * outward, origin[0], origin[1], spacing / RAYS, np.asarray(levels, float), out)
-    return np.clip(out / RAYS**2, 0, 1).astype(np.float32)
+    return np.clip(out / RAYS**2, [[[[0]]], [[[-1]]], [[[-1]]]], 1).astype(np.float32)
 
 
 @numba.njit(cache=True)
@@ -176,7 +183,7 @@ def _add_columns(
     triangles: Array, plan: Array, x0: float, y0: float, step: float, levels: Array, out: Array
 ) -> None:  # pragma: no cover - compiled
     """Add every face, from the ground up to it, to the rays that meet it."""
-    count_z, count_y, count_x = out.shape
+    _, count_z, count_y, count_x = out.shape
     for t in range(len(triangles)):
         if plan[t] == 0.0:
             continue
@@ -193,14 +200,18 @@ def _add_columns(
         for j in range(first_j, last_j + 1):
             for i in range(first_i, last_i + 1):
                 # each ray of a column has an x and a y of its own: a wall along an axis passes them one by one
-                dx = (i + (j % RAYS + 0.5) / RAYS) * step - ax
-                dy = (j + (i % RAYS + 0.5) / RAYS) * step - ay
+                shift_x, shift_y = (j % RAYS + 0.5) / RAYS, (i % RAYS + 0.5) / RAYS
+                dx, dy = (i + shift_x) * step - ax, (j + shift_y) * step - ay
                 along_b, along_c = (dx * cy - dy * cx) / area, (dy * bx - dx * by) / area
                 if along_b < 0 or along_c < 0 or along_b + along_c > 1:
                     continue
                 z = a[2] + along_b * (b[2] - a[2]) + along_c * (c[2] - a[2])
+                at_x, at_y = (i % RAYS + shift_x) * 2 / RAYS - 1, (j % RAYS + shift_y) * 2 / RAYS - 1
                 for k in range(count_z):
                     if z <= levels[k]:
                         break
                     full = (z - levels[k]) / (levels[k + 1] - levels[k])
-                    out[k, j // RAYS, i // RAYS] += sign * min(full, 1.0)
+                    inside = sign * min(full, 1.0)
+                    out[0, k, j // RAYS, i // RAYS] += inside
+                    out[1, k, j // RAYS, i // RAYS] += inside * at_x
+                    out[2, k, j // RAYS, i // RAYS] += inside * at_y

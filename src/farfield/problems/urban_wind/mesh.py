@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from farfield.problems.urban_wind.buildings import Box, UrbanDomain
+from farfield.problems.urban_wind.buildings import Box, UrbanDomain, leaves_through
 
 Array = NDArray[np.floating]
 Labels = NDArray[np.int32]
@@ -94,11 +94,12 @@ class CartesianMesh:
         fluid = ~self.solid
         return np.stack([x[fluid], y[fluid], z[fluid]], axis=1)
 
-    def outlet_heights(self) -> Array:
-        """Height of the middle of every face of the patch ``outlet``, in OpenFOAM's order."""
+    def patch_heights(self, patch: str) -> Array:
+        """Height of the middle of every face of a patch, in OpenFOAM's order."""
         faces, _, neighbour, sizes = self._faces()
-        first = len(neighbour) + sizes["inlet"]
-        corners = faces[first : first + sizes["outlet"]]
+        before = list(sizes)[: list(sizes).index(patch)]
+        first = len(neighbour) + sum(sizes[name] for name in before)
+        corners = faces[first : first + sizes[patch]]
         return self.z[corners // (len(self.x) * len(self.y))].mean(axis=1)
 
     def write(self, case: Path) -> None:
@@ -132,11 +133,15 @@ class CartesianMesh:
         (folder / "boundary").write_text(text)
 
     @staticmethod
-    def _side_names(along: float) -> tuple[str, str]:
-        """The patches at the low and the high end of an axis, along which so much of the wind blows."""
+    def _side_names(along: float, aside: float) -> tuple[str, str]:
+        """The patches at the low and the high end of an axis, with so much of the wind along it and so much aside.
+
+        At an inlet the undisturbed wind is prescribed, also where a grazing one passes outward.
+        """
         if along == 0:
             return "sides", "sides"
-        return ("inlet", "outlet") if along > 0 else ("outlet", "inlet")
+        low, high = ("outlet" if leaves_through(sign * along, aside) else "inlet" for sign in (-1, 1))
+        return low, high
 
     def _faces(self) -> tuple[Labels, Labels, Labels, dict[str, int]]:
         """Corner labels (F, 4), owner and neighbour cells, and the number of faces of each patch.
@@ -148,7 +153,7 @@ class CartesianMesh:
         cells = np.full(self.solid.shape, _SOLID, dtype=np.int32)
         cells[~self.solid] = np.arange(self.cell_count)
         stride = {0: (ny + 1) * (nx + 1), 1: nx + 1, 2: 1}  # of a point's label along z, y, x
-        sides = {0: ("ground", "top"), 1: self._side_names(self.wind[1]), 2: self._side_names(self.wind[0])}
+        sides = {0: ("ground", "top"), 1: self._side_names(*self.wind[::-1]), 2: self._side_names(*self.wind)}
 
         inner: list[tuple[Labels, Labels, Labels]] = []
         patches: dict[str, list[tuple[Labels, Labels]]] = {name: [] for name in PATCHES}

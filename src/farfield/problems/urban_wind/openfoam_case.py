@@ -14,6 +14,7 @@ wind as well as across it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,12 +70,13 @@ def write_case(
     cell_heights: Array | None = None,
     non_orthogonal: bool = False,
     wind: tuple[float, float] = (1.0, 0.0),
-    outlet_heights: Array | None = None,
+    face_heights: Mapping[str, Array] | None = None,
 ) -> None:
     """Write everything but the mesh. ``cell_heights`` starts every cell from the inflow at its height.
 
-    ``wind`` is where it blows to; ``outlet_heights`` gives every face of the outlet the inflow at its height, for air
-    that comes back in.
+    ``wind`` is where it blows to. ``face_heights`` gives every face of the inlet and the outlet the inflow at its
+    height, where the wind is not along an axis: at the outlet for air that comes back in; at the inlet it holds
+    the wind as it is, where OpenFOAM's own condition would let air out again beside a city that is in its way.
     """
     files = {
         "system/controlDict": _control(settings),
@@ -88,7 +90,7 @@ def write_case(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(foam_header("dictionary", target.name) + text)
     (case / "0").mkdir(exist_ok=True)
-    fields = _fields(roughness, first_cell_height, domain_height, cell_heights, wind, outlet_heights)
+    fields = _fields(roughness, first_cell_height, domain_height, cell_heights, wind, face_heights or {})
     for name, data in fields.items():
         (case / "0" / name).write_bytes(data)
 
@@ -192,7 +194,7 @@ def _fields(
     domain_height: float,
     cell_heights: Array | None,
     wind: tuple[float, float],
-    outlet_heights: Array | None,
+    face_heights: Mapping[str, Array],
 ) -> dict[str, bytes]:
     u_star = friction_velocity(roughness)
     speed, _, k, epsilon = inflow_profile(roughness, heights=np.array([domain_height]))[0]
@@ -212,14 +214,19 @@ def _fields(
     smooth = f"Cmu {C_MU}; kappa {KAPPA}; E 9.8;"
     slip = "type slip;"
 
+    def undisturbed(patch: str, column: int) -> bytes:
+        """A column of the inflow's profile (0: its velocity) at every face of a patch."""
+        values = inflow_profile(roughness, heights=face_heights[patch])[:, column]
+        return _listed(values[:, None] * np.array([*wind, 0.0]) if column == 0 else values)
+
     def outflow(value: str, column: int) -> bytes:
         """Free outflow; air that comes back in has ``value``, or the inflow's at its height (``column`` of it)."""
-        if outlet_heights is not None:
-            entering = inflow_profile(roughness, heights=outlet_heights)[:, column]
-            returning = _listed(entering[:, None] * np.array([*wind, 0.0]) if column == 0 else entering)
-        else:
-            returning = f"uniform {value}".encode()
+        returning = undisturbed("outlet", column) if "outlet" in face_heights else f"uniform {value}".encode()
         return b"type inletOutlet; inletValue %b; value %b;" % (returning, returning)
+
+    inflow: str | bytes = f"type atmBoundaryLayerInletVelocity; {profile}"
+    if "inlet" in face_heights:
+        inflow = b"type fixedValue; value %b;" % undisturbed("inlet", 0)
 
     def held(value: str) -> str:
         return f"type fixedValue; value uniform {value};"
@@ -230,7 +237,7 @@ def _fields(
             "U",
             "[0 1 -1 0 0 0 0]",
             start_velocity,
-            inlet=f"type atmBoundaryLayerInletVelocity; {profile}",
+            inlet=inflow,
             outlet=outflow("(0 0 0)", 0),
             sides=slip,
             top=held(f"({speed * wind[0]:.8g} {speed * wind[1]:.8g} 0)"),

@@ -64,7 +64,7 @@ def wake_deficits(lattice: Lattice, roughness: float, factors: tuple[float, ...]
     up = np.stack([expm(f * vertical) for f in factors]).astype(np.float32)
     aside = np.stack([(waves * np.exp(-f * lateral * eigenvalues)) @ waves.T for f in factors]).astype(np.float32)
     solid = np.ascontiguousarray(lattice.solid.transpose(2, 0, 1))
-    kept = lattice.inside.T.astype(np.float32)
+    kept = lattice.air.T.astype(np.float32)
     out = np.empty((along, len(factors), levels, across), dtype=np.float32)
     deficit = np.zeros((len(factors), levels, across), dtype=np.float32)
     for i in range(along):
@@ -93,7 +93,7 @@ class Openings:
     @cached_property
     def share(self) -> Faces:
         """Open share of each face; 0 between two cells outside the air."""
-        fluid, inside = self.lattice.fluid, np.broadcast_to(self.lattice.inside, self.lattice.shape)
+        fluid, inside = self.lattice.fluid, np.broadcast_to(self.lattice.air, self.lattice.shape)
         opened = []
         for axis in (2, 1, 0):
             a, b = _pair(fluid, axis)
@@ -106,7 +106,8 @@ class Openings:
     @cached_property
     def weights(self) -> Faces:
         """What a difference of phi across each face does to the balance of its two cells; 0 where it is not free."""
-        inside = np.broadcast_to(self.lattice.inside, self.lattice.shape)
+        inside = np.broadcast_to(self.lattice.air, self.lattice.shape)
+        assert self.lattice.outflow is not None, "a city's bare lattice has none"
         outflow = np.broadcast_to(self.lattice.outflow, self.lattice.shape)
         weights = []
         h = self.lattice.spacing
@@ -126,7 +127,7 @@ class Openings:
             a, b = _pair(total, axis)
             a += weight
             b += weight
-        return ((total > 0) & self.lattice.inside).astype(np.float32)
+        return ((total > 0) & self.lattice.air).astype(np.float32)
 
     @cached_property
     def empty_box(self) -> EmptyBox:
@@ -183,7 +184,7 @@ class Openings:
             half = share * normal * np.float32(0.5)
             a += half
             b += half
-        return out * self.lattice.inside
+        return out * self.lattice.air
 
 
 def mass_consistent_wind(openings: Openings, roughness: float, deficit: Field | None = None) -> Faces:
@@ -197,12 +198,12 @@ def pressure_of(openings: Openings, wind: Faces, roughness: float, deficit: Fiel
     u0 = _inflow(lattice, roughness)
     thickness = openings.thickness
     cells = openings.at_cells(wind)
-    cells[0] += np.where(lattice.inside, 0, u0)  # what enters
+    cells[0] += np.where(lattice.air, 0, u0)  # what enters
     force = np.zeros((3, *lattice.shape), dtype=np.float32)
     h = lattice.spacing
     for axis, share, normal in zip((2, 1, 0), openings.share, wind, strict=True):
         sizes = thickness[:, 0, 0] if axis == 0 else np.full(len(thickness), h, dtype=np.float32)
-        _take_momentum(cells, share * normal, lattice.inside, sizes, axis, force)
+        _take_momentum(cells, share * normal, lattice.air, sizes, axis, force)
     # Behind solids the deficit shrinks without any pressure: the stress of the turbulence gives the momentum back.
     force[0, :, :, 1:] -= u0 * u0 * (deficit[:, :, 1:] - deficit[:, :, :-1]) / h
     force *= openings.active
@@ -220,7 +221,7 @@ def _start(openings: Openings, roughness: float, deficit: Field | None) -> Faces
     u0 = np.broadcast_to(_inflow(openings.lattice, roughness), (levels, across, along - 1))
     if deficit is not None:
         a, b = _pair(deficit, 2)
-        entering = ~_pair(np.broadcast_to(openings.lattice.inside, openings.lattice.shape), 2)[0]
+        entering = ~_pair(np.broadcast_to(openings.lattice.air, openings.lattice.shape), 2)[0]
         u0 = u0 * np.where(entering, 1, 1 - (a + b) / 2)
     still = np.zeros((levels, across - 1, along), dtype=np.float32), np.zeros((levels - 1, across, along), np.float32)
     return u0.astype(np.float32), *still

@@ -113,7 +113,7 @@ def solve_boxes(
             settings,
             cell_heights=mesh.cell_centres()[:, 2],
             wind=mesh.wind,
-            outlet_heights=mesh.outlet_heights() if domain.wind_angle else None,
+            face_heights={name: mesh.patch_heights(name) for name in ("inlet", "outlet")} if domain.wind_angle else {},
         )
         return _solve(case, environment, settings, mesh.boxes)
 
