@@ -81,7 +81,7 @@ PRESETS = {
     ),
     "cpu-more": UrbanPreset({"train": 270}, cell=4.0, ground_cell=2.0, training_settings=FOR_TRAINING, stream=1),
     # Others of the same kind, for a network that knows those.
-    "cpu-further": UrbanPreset({"train": 300}, cell=4.0, ground_cell=2.0, training_settings=FOR_TRAINING, stream=5),
+    "cpu-further": UrbanPreset({"train": 150}, cell=4.0, ground_cell=2.0, training_settings=FOR_TRAINING, stream=5),
     "cpu-oblique": UrbanPreset(
         {"train": 200, "val": 10, "test": 40, "ls": 10, "vls": 3},  # the next air at s = 5 has no city that settles
         cell=4.0,
