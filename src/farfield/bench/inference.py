@@ -26,7 +26,7 @@ import trimesh
 from farfield.attention import RoPE
 from farfield.models.blocks import Attention
 from farfield.problems.urban_wind.buildings import Box, write_stl
-from farfield.problems.urban_wind.files import UrbanCase, UrbanWindFiles
+from farfield.problems.urban_wind.files import SETTINGS_FILE, UrbanCase, UrbanWindFiles
 from farfield.problems.urban_wind.openfoam_case import SolverSettings
 from farfield.problems.urban_wind.prediction import UrbanPredictor, WindPredictor
 from farfield.problems.urban_wind.sampling import UrbanSample, draw_sample
@@ -144,7 +144,7 @@ def _solver_seconds(folder: Path, case: UrbanCase, solve: bool) -> tuple[float |
 def _solved(folder: Path, case: UrbanCase, size: float = 1.0) -> tuple[UrbanCase, WindSolution]:
     """The city of a case solved anew, with cells ``size`` times as large as the data's."""
     solved = json.loads((folder / "records" / f"{case.name}.json").read_text())["attempts"][-1]
-    settings = json.loads((folder / "generation.json").read_text())
+    settings = json.loads((folder / SETTINGS_FILE).read_text())
     solution = solve_boxes(
         [Box(*box) for box in solved["buildings"]],
         case.box,
@@ -162,7 +162,7 @@ def _solved(folder: Path, case: UrbanCase, size: float = 1.0) -> tuple[UrbanCase
 
 def _mesh(folder: Path, size: float = 1.0) -> str:
     """The cells between the buildings, and the height of those at the ground."""
-    path = folder / "generation.json"
+    path = folder / SETTINGS_FILE
     if not path.exists():
         return "unknown"
     settings = json.loads(path.read_text())

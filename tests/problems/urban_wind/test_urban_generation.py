@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from farfield.cli import app
 from farfield.problems.urban_wind import generation as urban_generation
+from farfield.problems.urban_wind.buildings import UrbanDomain
 from farfield.problems.urban_wind.files import UrbanWindFiles
 from farfield.problems.urban_wind.generation import (
     PRESETS,
@@ -24,6 +25,7 @@ from farfield.problems.urban_wind.generation import (
     list_cases,
 )
 from farfield.problems.urban_wind.openfoam_case import SolverSettings
+from farfield.problems.urban_wind.recipe import UrbanGeneration
 from farfield.problems.urban_wind.solver import NODE_TYPES, Convergence, NotConvergedError, WindSolution, solve_boxes
 
 needs_openfoam = pytest.mark.skipif(
@@ -149,6 +151,44 @@ def test_an_interrupted_generation_continues(generated: Path) -> None:
     for path, data in before.items():
         assert path.read_bytes() == data, "the same seed gives the same case"
         assert (path.stat().st_mtime_ns == touched[path]) == (not path.stem.endswith("_1")), path.name
+
+
+@needs_openfoam
+def test_training_may_begin_before_the_cities_that_judge_are_solved(tmp_path, monkeypatch) -> None:
+    def stops_at_the_large(boxes, domain, *arguments) -> WindSolution:
+        if domain == UrbanDomain.square(2.0):
+            raise KeyboardInterrupt
+        return solve_boxes(boxes, domain, *arguments)
+
+    kinds = UrbanGeneration()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(urban_generation, "solve_boxes", stops_at_the_large)
+        generate_urban_wind(tmp_path, TINY, workers=1, seed=3, show_progress=False)
+    files = UrbanWindFiles(tmp_path)
+    assert [files.ids(split) for split in ("train", "val", "test", "ls")] == [[0, 1], [2], [3], []]
+    assert files.load("train", 1).roughness == draw_air(3, list_cases(TINY)[1], TINY)[0]
+    assert not kinds.is_whole(tmp_path), "`reproduce` goes on with it"
+    generate_urban_wind(tmp_path, TINY, workers=1, seed=3, show_progress=False)
+    assert UrbanWindFiles(tmp_path).ids("ls") == [0]
+    assert kinds.is_whole(tmp_path)
+
+
+@pytest.mark.parametrize("done", [("0", "1"), ("0", "2"), ("0", "1", "2", "ls_0"), ("3", "ls_0", "vls_0")])
+def test_an_index_lists_whole_splits_alone(tmp_path, done) -> None:
+    preset = replace(TINY, cases={"train": 2, "val": 1, "test": 1, "ls": 1, "vls": 1})
+    (tmp_path / "records").mkdir()
+    for name in done:
+        (tmp_path / "records" / f"{name}.json").write_text('{"z0": 0.5, "wind_angle": 0.0}')
+    urban_generation._write_index(tmp_path, list_cases(preset), preset)
+    path = tmp_path / "random_buildings_dataset.json"
+    if done == ("0", "2"):
+        assert not path.exists(), "no split is whole"
+        return
+    index = json.loads(path.read_text())
+    small = done != ("3", "ls_0", "vls_0")
+    assert index["train_ids"] == ([0, 1] if small else []), "what comes before the test city is missing"
+    assert index["val_ids"] == ([2] if "2" in done else []) and index["test_ids"] == []
+    assert len(index["ls_z0s"]) == (0 if small else 1), "both large scales or none"
 
 
 @needs_openfoam

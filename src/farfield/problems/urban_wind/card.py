@@ -18,7 +18,7 @@ from farfield.problems.urban_wind.buildings import (
     SMALLEST_GAP,
     UPWIND_MARGIN,
 )
-from farfield.problems.urban_wind.files import SPLIT_SCALES
+from farfield.problems.urban_wind.files import CARD_FILE, SPLIT_SCALES
 from farfield.problems.urban_wind.inflow_profiles import C_MU, KAPPA
 from farfield.problems.urban_wind.pictures import draw_pedestrian_wind
 
@@ -92,7 +92,7 @@ So cities whose flow has no steady solution at this resolution are rarer here th
 
 </details>
 """
-    atomic_write_text(out / "README.md", text)
+    atomic_write_text(out / CARD_FILE, text)
 
 
 def _wind(preset: dict[str, Any]) -> str:

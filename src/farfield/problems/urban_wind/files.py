@@ -32,6 +32,7 @@ from farfield.problems.urban_wind.mesh import CartesianMesh
 Array = NDArray[np.floating]
 
 INDEX_FILE = "random_buildings_dataset.json"
+SETTINGS_FILE, CARD_FILE = "generation.json", "README.md"  # of data made here
 SPLIT_SCALES = {"train": 1.0, "val": 1.0, "test": 1.0, "ls": 2.0, "vls": 5.0}  # width of the city / 100 m
 SPLIT_INDEX = {name: number for number, name in enumerate(SPLIT_SCALES)}
 FIELD_WIDTHS = {"velocity": 3, "pressure": 1, "k": 1, "epsilon": 1, "pottemp": 1}

@@ -3,7 +3,8 @@
 Every case has its own seed, from (seed, split, index, attempt), so the order and number of workers do not
 matter. A case is finished when its record exists (``records/{name}.json``, written after its three VTK
 files); a killed run continues where it stopped. A case that stalls or diverges is drawn again, and the record
-keeps both.
+keeps both. Cities to learn from come first, and the index lists every split as soon as it is whole: training may begin
+while those that judge are still being solved.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +27,7 @@ from farfield.files import atomic_write_text, locked
 from farfield.problems.share import WHOLE, Share
 from farfield.problems.urban_wind.buildings import Box, UrbanDomain, random_buildings
 from farfield.problems.urban_wind.card import write_card
-from farfield.problems.urban_wind.files import INDEX_FILE, SPLIT_INDEX, SPLIT_SCALES, case_name
+from farfield.problems.urban_wind.files import INDEX_FILE, SETTINGS_FILE, SPLIT_INDEX, SPLIT_SCALES, case_name
 from farfield.problems.urban_wind.mesh import CartesianMesh
 from farfield.problems.urban_wind.openfoam_case import SolverSettings
 from farfield.problems.urban_wind.solver import (
@@ -69,6 +71,7 @@ FOR_TRAINING = SolverSettings(tolerance=3e-3, iteration_limit=150)
 # Wakes of large cities in oblique wind swing a little for ever: with some winds no city of five came below 1e-4.
 FOR_SWINGING_WAKES = SolverSettings(tolerance=1e-3)
 EVERY_DIRECTION = 45.0  # degrees to either side, by the symmetry of the square
+LEARNED_FROM = ("train", "val")
 PUBLISHED_CASES = {"train": 138, "val": 10, "test": 80, "ls": 10, "vls": 10}
 PRESETS = {
     "quick": UrbanPreset({"train": 6, "val": 1, "test": 2, "ls": 1, "vls": 1}, cell=5.0, ground_cell=2.0),
@@ -100,6 +103,24 @@ PRESETS = {
         large_settings=FOR_TRAINING,
         max_wind_angle=EVERY_DIRECTION,
         stream=4,
+    ),
+    # Others of all these kinds.
+    "cpu-fresh": UrbanPreset(
+        {"train": 250, "ls": 120},
+        cell=4.0,
+        ground_cell=2.0,
+        training_settings=FOR_TRAINING,
+        large_settings=FOR_TRAINING,
+        stream=6,
+    ),
+    "cpu-fresh-oblique": UrbanPreset(
+        {"train": 120, "ls": 40},
+        cell=4.0,
+        ground_cell=2.0,
+        training_settings=FOR_TRAINING,
+        large_settings=FOR_TRAINING,
+        max_wind_angle=EVERY_DIRECTION,
+        stream=7,
     ),
 }
 
@@ -183,8 +204,9 @@ def _generate(
     todo = [case for case in mine if not _record_path(out, case).exists()]
     if share.merge and todo:
         raise ValueError(f"{out} is not complete: {len(todo)} of {len(cases)} cases are missing, e.g. {todo[0].name}")
-    if workers > 1:  # the largest first: they keep one worker busy for minutes, which must not be at the end
-        todo.sort(key=lambda case: -costs[case.split])
+    if workers > 1:  # among those that judge, the largest first: they keep one worker busy for minutes
+        todo.sort(key=lambda case: (case.split not in LEARNED_FROM, -costs[case.split]))
+    missing = Counter(case.split for case in todo)
 
     scratch = out / f".scratch{share.part or ''}"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -195,6 +217,7 @@ def _generate(
         finished = len(mine) - len(todo)
         told = f"urban wind, {{}} of {len(mine)} cases"
         bar = progress.add_task(told.format(finished), total=sum(costs[c.split] for c in todo))
+        _write_index(out, cases, preset)
         with ThreadPoolExecutor(workers) as pool:
             futures = {pool.submit(_make_case, out, scratch, preset, seed, case, stop): case for case in todo}
             try:
@@ -204,7 +227,11 @@ def _generate(
                         future.result()
                     except Exception as error:  # one bad case must not cost the others their hours
                         failed[case.name] = f"{type(error).__name__}: {error}"
-                    finished += case.name not in failed
+                    else:
+                        finished += 1
+                        missing[case.split] -= 1
+                        if not missing[case.split]:
+                            _write_index(out, cases, preset)
                     progress.update(bar, advance=costs[case.split], description=told.format(finished))
             except BaseException:
                 stop.set()
@@ -217,10 +244,9 @@ def _generate(
             f"{len(failed)} of {len(mine)} cases could not be made (the others are kept, running the same "
             f"command again tries these again):\n{listed}"
         )
-    if not all(_record_path(out, case).exists() for case in cases):
+    records = _write_index(out, cases, preset)
+    if len(records) < len(cases):
         return None
-    records = {case.name: json.loads(_record_path(out, case).read_text()) for case in cases}
-    _write_index(out, cases, records, preset)
     write_card(out, records, asdict(preset), seed)
     return out / INDEX_FILE
 
@@ -231,7 +257,7 @@ def _record_path(out: Path, case: CaseId) -> Path:
 
 def _check_same_settings(out: Path, preset: UrbanPreset, seed: int) -> None:
     """A folder holds one dataset: resuming with other settings would mix two."""
-    path = out / "generation.json"
+    path = out / SETTINGS_FILE
     settings = {"seed": seed, **asdict(preset)}
     if path.exists():
         begun = json.loads(path.read_text())
@@ -315,7 +341,16 @@ def _write_vtk(out: Path, name: str, solution: WindSolution) -> None:
         write_vtk(out / f"{kind}_{name}.vtk", surface)
 
 
-def _write_index(out: Path, cases: list[CaseId], records: dict[str, dict[str, Any]], preset: UrbanPreset) -> None:
+def _write_index(out: Path, cases: list[CaseId], preset: UrbanPreset) -> dict[str, dict[str, Any]]:
+    """List the splits that are whole, if any; returns their cases' records by name."""
+    unfinished = {case.split for case in cases if not _record_path(out, case).exists()}
+    for first, later in (("train", "val"), ("val", "test"), ("ls", "vls"), ("vls", "ls")):
+        if first in unfinished:  # small cities are numbered through, the large ones share their air
+            unfinished.add(later)
+    cases = [case for case in cases if case.split not in unfinished]
+    if not cases:
+        return {}
+    records: dict[str, dict[str, Any]] = {case.name: json.loads(_record_path(out, case).read_text()) for case in cases}
     small = [case for case in cases if SPLIT_SCALES[case.split] == 1]
     large = {case.index: case for case in cases if SPLIT_SCALES[case.split] > 1}
     air, large_air = (
@@ -333,3 +368,4 @@ def _write_index(out: Path, cases: list[CaseId], records: dict[str, dict[str, An
     if preset.max_wind_angle:  # not in the published layout, whose wind is along +x
         index |= {"wind_angle": [angle for _, angle in air], "ls_wind_angles": [angle for _, angle in large_air]}
     atomic_write_text(out / INDEX_FILE, json.dumps(index, indent=1) + "\n")
+    return records

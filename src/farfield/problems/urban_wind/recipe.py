@@ -134,10 +134,12 @@ class UrbanGeneration:
         return f"wrote {index} and {index.with_name('README.md')}"
 
     def is_whole(self, out: str | Path) -> bool:
-        """The index is written last, so all is there: OpenFOAM is not needed, and the data may be the published one."""
-        from farfield.problems.urban_wind.files import INDEX_FILE
+        """All is there: OpenFOAM is not needed. Of data made here the card is written last; published data has none."""
+        from farfield.problems.urban_wind.files import CARD_FILE, INDEX_FILE, SETTINGS_FILE
 
-        return (Path(out) / INDEX_FILE).exists()
+        folder = Path(out)
+        made_here = (folder / SETTINGS_FILE).exists()
+        return (folder / INDEX_FILE).exists() and ((folder / CARD_FILE).exists() or not made_here)
 
 
 READING = ("unit", "ground", "default_height", "height_attribute")
