@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from farfield.attention import InTurn
 from farfield.cli import app
 from farfield.problems.urban_wind.buildings import Box, UrbanDomain, boxes_to_mesh, write_stl
+from farfield.problems.urban_wind.city import CHANNELS
 from farfield.problems.urban_wind.city_files import predict_city
 from farfield.problems.urban_wind.column_config import ColumnRun
 from farfield.problems.urban_wind.column_prediction import ColumnPredictor
@@ -44,7 +45,8 @@ def run(tmp_path_factory) -> Run:
     config = ColumnRun(dataset="data").changed({f"model.{name}": value for name, value in tiny.items()})
     corrections = {"mean": [0.0] * 6, "spread": [0.3] * 6}
     normalisation = NORMALISATION.to_dict() | {"building_height": [5.0, 40.0], "plan_density": [0.05, 0.6]}
-    run.create(config, {"problem": "urban-columns", "corrections": corrections, "normalisation": normalisation})
+    known = {"corrections": corrections, "normalisation": normalisation, "channels": list(CHANNELS)}
+    run.create(config, {"problem": "urban-columns"} | known)
     torch.manual_seed(0)
     save_weights(run.best_path, config.build())
     return run

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from farfield.problems.urban_wind.buildings import SIDE_MARGIN, UrbanDomain
@@ -182,6 +183,8 @@ class City:
         return self.rows(max(0, built[0] - aside), min(self.lattice.shape[1], built[-1] + 1 + aside))
 
 
+# Matrices are small: BLAS with several threads takes twice the processor's time here, and no less of the user's.
+@ThreadpoolController().wrap(limits=1, user_api="blas")
 def _told(lattice: Lattice, roughness: float) -> list[Array]:
     """Fields (Z, Y, X) in the order of :data:`CHANNELS`."""
     assert lattice.moments is not None, "a city's bare lattice has none"

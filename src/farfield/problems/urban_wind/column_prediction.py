@@ -46,7 +46,10 @@ class ColumnPredictor(WindPredictor):
         self.model = model.eval().requires_grad_(False)
         # Where bfloat16 is fast, all but positions and what points have is computed in it: the features differ by less
         # than a hundredth of their spread from those in float32, which no error shows.
-        self._fast = copy.deepcopy(self.model).bfloat16() if _fast_bfloat16(self.device) else self.model
+        self._fast = self.model
+        if _fast_bfloat16(self.device):
+            self._fast = copy.deepcopy(self.model).bfloat16()
+            self._fast.direct.float()
         self.scale = scale
         self._last: tuple[Site, City] | None = None
 
@@ -125,7 +128,7 @@ class ColumnPredictor(WindPredictor):
             if part is not None:
                 levels, _, along = city.lattice.shape
                 query = query._replace(cells=part.cells(query.cells, along, levels))
-            raw, local = self.model.query(volume, seen, *(x.to(device) for x in query[:3]))
+            raw, local = self._fast.query(volume, seen, *(x.to(device) for x in query[:3]))
             fields = base_fields(local.cpu(), query) + self.scale.decode(raw.float().cpu())
             fields[:, 4:] = fields[:, 4:].contiguous().exp()  # k and epsilon; in strides it would be slow
             out[some] = fields.numpy()

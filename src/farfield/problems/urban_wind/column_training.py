@@ -187,10 +187,10 @@ def correction(cities: Cities, number: int) -> Tensor:
 
 
 def loss_weights(scale: CorrectionScale, loss: LossConfig) -> Tensor:
-    """(6,): of each output. The error is judged in m/s, so that a component that varies less counts less."""
+    """(6,): of each output. Velocities are judged in m/s: a component counts as much as it varies."""
     spread = torch.tensor(scale.spread)
     others = torch.tensor([loss.pressure, loss.turbulence, loss.turbulence])
-    return torch.cat([(1 + spread[:3] / spread[0]) / 2, others])
+    return torch.cat([spread[:3] / spread[0], others])
 
 
 def column_loss(

@@ -229,7 +229,8 @@ class ColumnNetwork(nn.Module):
         with torch.autocast(volume.device.type, enabled=False):  # the last layers: rounding would be seen
             local = read(cells.reshape(-1, self.channels).float())
             known = torch.cat([read(volume), local, points], dim=-1)
-            return self.from_hidden(functional.gelu(self.hidden(known))) + self.direct(known), local
+            inner = self.from_hidden(functional.gelu(self.hidden(known.to(self.hidden.weight))))
+            return inner.float() + self.direct(known), local
 
     def _attend(self, tokens: Tensor, positions: Tensor, part: ColumnPart | None) -> Tensor:
         """The blocks, one after the other."""

@@ -119,24 +119,11 @@ class Lattice:
         at_x = np.clip(np.round((points[:, 0] - self.origin[0]) / self.spacing - 0.5, 4), 0, along - 1)
         at_y = np.clip(np.round((points[:, 1] - self.origin[1]) / self.spacing - 0.5, 4), 0, across - 1)
         at_z = np.round(np.interp(points[:, 2], self.heights, np.arange(levels)), 4)
-        ends = []  # per axis: indices and weights of the lower and the upper neighbour
-        for at, count in ((at_x, along), (at_y, across), (at_z, levels)):
-            low = at.astype(np.int64)
-            part = (at - low).astype(np.float32)
-            ends.append(((low, 1 - part), (np.minimum(low + 1, count - 1), part)))
-        air = self._air_of_cells
-        index, weight = [], []
-        for i, along_x in ends[0]:
-            for j, along_y in ends[1]:
-                for k, along_z in ends[2]:
-                    linear = along_x * along_y * along_z
-                    if not linear.any():
-                        continue
-                    cell = (j * along + i) * levels + k
-                    index.append(cell)
-                    weight.append(linear * air[cell])
-        weights = np.stack(weight, axis=1)
-        return np.stack(index, axis=1), weights / weights.sum(1, keepdims=True)
+        index = np.empty((len(points), 8), dtype=np.int64)
+        weight = np.empty((len(points), 8), dtype=np.float32)
+        needed = np.zeros(8, dtype=np.bool_)
+        _weigh_corners(at_x, at_y, at_z, self._air_of_cells, self.shape, index, weight, needed)
+        return (index, weight) if needed.all() else (index[:, needed], weight[:, needed])
 
 
 def levels_up_to(height: float) -> Array:
@@ -176,6 +163,35 @@ def solid_moments(
         outward = 1.0 if (plan * triangles[:, :, 2].mean(1)).sum() >= 0 else -1.0
         _add_columns(triangles, plan * outward, origin[0], origin[1], spacing / RAYS, np.asarray(levels, float), out)
     return np.clip(out / RAYS**2, [[[[0]]], [[[-1]]], [[[-1]]]], 1).astype(np.float32)
+
+
+@numba.njit(cache=True)
+def _weigh_corners(
+    at_x: Array,
+    at_y: Array,
+    at_z: Array,
+    air: NDArray[np.float32],
+    shape: tuple[int, int, int],
+    index: NDArray[np.int64],
+    weight: NDArray[np.float32],
+    needed: Mask,
+) -> None:  # pragma: no cover - compiled
+    """The eight cells around each place (in cells along each axis), their weights, and which any place needs."""
+    levels, across, along = shape
+    for n in range(len(at_x)):
+        i, j, k = int(at_x[n]), int(at_y[n]), int(at_z[n])
+        x, y, z = np.float32(at_x[n] - i), np.float32(at_y[n] - j), np.float32(at_z[n] - k)
+        total = np.float32(0)
+        for corner in range(8):
+            right, behind, above = corner >> 2, corner >> 1 & 1, corner & 1
+            linear = (x if right else 1 - x) * (y if behind else 1 - y) * (z if above else 1 - z)
+            column = min(j + behind, across - 1) * along + min(i + right, along - 1)
+            index[n, corner] = cell = column * levels + min(k + above, levels - 1)
+            weight[n, corner] = share = np.float32(linear * air[cell])
+            needed[corner] |= linear > 0
+            total += share
+        for corner in range(8):
+            weight[n, corner] /= total
 
 
 @numba.njit(cache=True)
