@@ -105,7 +105,7 @@ class LossConfig(Strict):
     delta: float = Field(0.1, gt=0)
     """Errors above it count linearly, those below by their square."""
     pressure: float = Field(0.5, ge=0)
-    """Weight of the pressure; the velocity along the wind has 1, the other components as much as they vary beside it."""
+    """Weight of the pressure. The velocity along the wind has 1, the others as much as they vary beside it."""
     turbulence: float = Field(0.25, ge=0)
     """Weight of ln k and of ln epsilon."""
 
