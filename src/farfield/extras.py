@@ -15,6 +15,7 @@ EXTRAS = {
     "vtk": "wind",
     "vtkmodules": "wind",
     "trimesh": "wind",
+    "threadpoolctl": "wind",
     "shapely": "wind",
     "pyproj": "wind",
     "huggingface_hub": "hub",

@@ -106,7 +106,7 @@ PRESETS = {
     ),
     # Others of all these kinds.
     "cpu-fresh": UrbanPreset(
-        {"train": 250, "ls": 120},
+        {"train": 250, "ls": 80},
         cell=4.0,
         ground_cell=2.0,
         training_settings=FOR_TRAINING,
@@ -114,7 +114,7 @@ PRESETS = {
         stream=6,
     ),
     "cpu-fresh-oblique": UrbanPreset(
-        {"train": 120, "ls": 40},
+        {"train": 120, "ls": 24},
         cell=4.0,
         ground_cell=2.0,
         training_settings=FOR_TRAINING,
