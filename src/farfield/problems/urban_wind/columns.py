@@ -226,11 +226,11 @@ class ColumnNetwork(nn.Module):
         def read(table: Tensor) -> Tensor:
             return functional.embedding_bag(index, table, per_sample_weights=weight, mode="sum")
 
-        with torch.autocast(volume.device.type, enabled=False):  # the last layers: rounding would be seen
+        with torch.autocast(volume.device.type, enabled=False):  # in the precision of the weights
             local = read(cells.reshape(-1, self.channels).float())
             known = torch.cat([read(volume), local, points], dim=-1)
             inner = self.from_hidden(functional.gelu(self.hidden(known.to(self.hidden.weight))))
-            return inner.float() + self.direct(known), local
+            return inner.to(known) + self.direct(known), local
 
     def _attend(self, tokens: Tensor, positions: Tensor, part: ColumnPart | None) -> Tensor:
         """The blocks, one after the other."""

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,55 +73,34 @@ FOR_SWINGING_WAKES = SolverSettings(tolerance=1e-3)
 EVERY_DIRECTION = 45.0  # degrees to either side, by the symmetry of the square
 LEARNED_FROM = ("train", "val")
 PUBLISHED_CASES = {"train": 138, "val": 10, "test": 80, "ls": 10, "vls": 10}
+CPU = UrbanPreset(PUBLISHED_CASES, cell=4.0, ground_cell=2.0, training_settings=FOR_TRAINING)
+OBLIQUE = replace(CPU, max_wind_angle=EVERY_DIRECTION)
 PRESETS = {
     "quick": UrbanPreset({"train": 6, "val": 1, "test": 2, "ls": 1, "vls": 1}, cell=5.0, ground_cell=2.0),
-    "cpu": UrbanPreset(PUBLISHED_CASES, cell=4.0, ground_cell=2.0, training_settings=FOR_TRAINING),
+    "cpu": CPU,
     "paper": UrbanPreset(
         PUBLISHED_CASES,
         cell=2.0,
         ground_cell=1.5,
         settings=SolverSettings(tolerance=1e-5, iteration_limit=1500),
     ),
-    "cpu-more": UrbanPreset({"train": 270}, cell=4.0, ground_cell=2.0, training_settings=FOR_TRAINING, stream=1),
+    "cpu-more": replace(CPU, cases={"train": 270}, stream=1),
     # Others of the same kind, for a network that knows those.
-    "cpu-further": UrbanPreset({"train": 150}, cell=4.0, ground_cell=2.0, training_settings=FOR_TRAINING, stream=5),
-    "cpu-oblique": UrbanPreset(
-        {"train": 200, "val": 10, "test": 40, "ls": 10, "vls": 3},  # the next air at s = 5 has no city that settles
-        cell=4.0,
-        ground_cell=2.0,
-        training_settings=FOR_TRAINING,
+    "cpu-further": replace(CPU, cases={"train": 150}, stream=5),
+    "cpu-oblique": replace(
+        OBLIQUE,
+        cases={"train": 200, "val": 10, "test": 40, "ls": 10, "vls": 3},  # with the next air at s = 5 no city settles
         large_settings=FOR_SWINGING_WAKES,
-        max_wind_angle=EVERY_DIRECTION,
         stream=2,
     ),
     # To learn from, not to judge by: streets that lie deeper in the lee than any of the training size.
-    "cpu-wide": UrbanPreset({"ls": 180}, cell=4.0, ground_cell=2.0, large_settings=FOR_TRAINING, stream=3),
-    "cpu-wide-oblique": UrbanPreset(
-        {"ls": 60},
-        cell=4.0,
-        ground_cell=2.0,
-        large_settings=FOR_TRAINING,
-        max_wind_angle=EVERY_DIRECTION,
-        stream=4,
+    "cpu-wide": replace(CPU, cases={"ls": 180}, training_settings=None, large_settings=FOR_TRAINING, stream=3),
+    "cpu-wide-oblique": replace(
+        OBLIQUE, cases={"ls": 60}, training_settings=None, large_settings=FOR_TRAINING, stream=4
     ),
     # Others of all these kinds.
-    "cpu-fresh": UrbanPreset(
-        {"train": 250, "ls": 80},
-        cell=4.0,
-        ground_cell=2.0,
-        training_settings=FOR_TRAINING,
-        large_settings=FOR_TRAINING,
-        stream=6,
-    ),
-    "cpu-fresh-oblique": UrbanPreset(
-        {"train": 120, "ls": 24},
-        cell=4.0,
-        ground_cell=2.0,
-        training_settings=FOR_TRAINING,
-        large_settings=FOR_TRAINING,
-        max_wind_angle=EVERY_DIRECTION,
-        stream=7,
-    ),
+    "cpu-fresh": replace(CPU, cases={"train": 250, "ls": 80}, large_settings=FOR_TRAINING, stream=6),
+    "cpu-fresh-oblique": replace(OBLIQUE, cases={"train": 120, "ls": 24}, large_settings=FOR_TRAINING, stream=7),
 }
 
 

@@ -124,6 +124,7 @@ class UrbanGeneration:
     def make(
         self, settings: Any, out: str | Path, workers: int | None = None, console: Any = None, share: Share = WHOLE
     ) -> str:
+        from farfield.problems.urban_wind.files import CARD_FILE
         from farfield.problems.urban_wind.generation import generate_urban_wind
 
         preset, seed = settings
@@ -131,7 +132,7 @@ class UrbanGeneration:
         index = generate_urban_wind(out, preset, workers or os.cpu_count() or 1, seed, show_progress=shown, share=share)
         if index is None:
             return f"{out}: {share}; the last part to finish, or `--merge`, writes index and card"
-        return f"wrote {index} and {index.with_name('README.md')}"
+        return f"wrote {index} and {index.with_name(CARD_FILE)}"
 
     def is_whole(self, out: str | Path) -> bool:
         """All is there: OpenFOAM is not needed. Of data made here the card is written last; published data has none."""
