@@ -17,6 +17,7 @@ from farfield.problems.urban_wind import generation as urban_generation
 from farfield.problems.urban_wind.buildings import UrbanDomain
 from farfield.problems.urban_wind.files import UrbanWindFiles
 from farfield.problems.urban_wind.generation import (
+    FOR_TRAINING,
     PRESETS,
     UrbanPreset,
     draw_air,
@@ -155,10 +156,10 @@ def test_an_interrupted_generation_continues(generated: Path) -> None:
 
 @needs_openfoam
 def test_training_may_begin_before_the_cities_that_judge_are_solved(tmp_path, monkeypatch) -> None:
-    def stops_at_the_large(boxes, domain, *arguments) -> WindSolution:
+    def stops_at_the_large(boxes, domain, *arguments, **start) -> WindSolution:
         if domain == UrbanDomain.square(2.0):
             raise KeyboardInterrupt
-        return solve_boxes(boxes, domain, *arguments)
+        return solve_boxes(boxes, domain, *arguments, **start)
 
     kinds = UrbanGeneration()
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
@@ -201,11 +202,11 @@ def test_other_settings_do_not_mix_into_a_folder(generated: Path) -> None:
 def test_a_stalled_case_is_drawn_again_and_stays_on_record(tmp_path, monkeypatch) -> None:
     calls = []
 
-    def stalls_once(boxes, domain, roughness, cell, ground_cell, settings, folder) -> WindSolution:
+    def stalls_once(boxes, domain, roughness, cell, ground_cell, settings, folder, **start) -> WindSolution:
         calls.append(boxes)
         if len(calls) == 1:
             settings = replace(settings, iteration_limit=3)
-        return solve_boxes(boxes, domain, roughness, cell, ground_cell, settings, folder)
+        return solve_boxes(boxes, domain, roughness, cell, ground_cell, settings, folder, **start)
 
     monkeypatch.setattr(urban_generation, "solve_boxes", stalls_once)
     generate_urban_wind(tmp_path, replace(TINY, cases={"train": 1}), workers=1, show_progress=False)
@@ -218,11 +219,11 @@ def test_a_stalled_case_is_drawn_again_and_stays_on_record(tmp_path, monkeypatch
 
 @needs_openfoam
 def test_a_case_that_never_converges_is_reported_and_harms_no_other(tmp_path, monkeypatch) -> None:
-    def first_city_stalls(boxes, domain, roughness, *arguments) -> WindSolution:
+    def first_city_stalls(boxes, domain, roughness, *arguments, **start) -> WindSolution:
         *mesh, settings, folder = arguments
         if roughness in stalling:
             settings = SolverSettings(iteration_limit=2)
-        return solve_boxes(boxes, domain, roughness, *mesh, settings, folder)
+        return solve_boxes(boxes, domain, roughness, *mesh, settings, folder, **start)
 
     preset = replace(TINY, cases={"train": 2})
     stalling = [draw_air(0, list_cases(preset)[0], preset, again)[0] for again in (False, True)]
@@ -242,7 +243,7 @@ def test_a_case_that_never_converges_is_reported_and_harms_no_other(tmp_path, mo
 def test_only_a_case_that_has_its_air_for_itself_draws_another(tmp_path, monkeypatch, cases, airs) -> None:
     tried = []
 
-    def never(boxes, domain, roughness, *_) -> WindSolution:
+    def never(boxes, domain, roughness, *_, **start) -> WindSolution:
         tried.append((len(boxes), roughness))
         raise NotConvergedError(Convergence(False, "stalled", 1, 1, 0.0, 0.0, 0.0, {}))
 
@@ -252,6 +253,42 @@ def test_only_a_case_that_has_its_air_for_itself_draws_another(tmp_path, monkeyp
         generate_urban_wind(tmp_path, replace(TINY, cases=cases), workers=1, show_progress=False)
     assert len({roughness for _, roughness in tried}) == airs
     assert len(tried) == len(cases) * airs * urban_generation.ATTEMPTS
+
+
+@needs_openfoam
+def test_cities_to_learn_from_start_from_a_prediction(tmp_path) -> None:
+    usual = replace(TINY, cases={"train": 1, "val": 1}, training_settings=FOR_TRAINING)
+    warm = usual.starting_from("urban-wind-laape")
+    for name, preset in (("usual", usual), ("warm", warm)):
+        generate_urban_wind(tmp_path / name, preset, workers=1, show_progress=False)
+
+    def solved(name: str, case: int) -> dict:
+        return json.loads((tmp_path / name / "records" / f"{case}.json").read_text())["attempts"][-1]
+
+    assert solved("warm", 0)["buildings"] == solved("usual", 0)["buildings"]
+    assert solved("warm", 0)["iterations"] < 0.8 * solved("usual", 0)["iterations"]
+    one, other = (UrbanWindFiles(tmp_path / name).load("train", 0).fields["velocity"] for name in ("usual", "warm"))
+    assert np.abs(one - other).sum() < 0.02 * np.abs(one).sum()
+    judged = [(tmp_path / name / "volume_1.vtk").read_bytes() for name in ("usual", "warm")]
+    assert judged[0] == judged[1], "no prediction has a part in what judges it"
+    assert "These started from what urban-wind-laape predicts" in (tmp_path / "warm" / "README.md").read_text()
+    with pytest.raises(ValueError, match="starts_from"):
+        generate_urban_wind(tmp_path / "warm", usual, show_progress=False)
+
+
+@pytest.mark.parametrize(
+    ("preset", "change", "message"),
+    [
+        ("cpu", "cell=2", "starts_from=MODEL alone, got cell=2"),
+        ("cpu", "starts_from=", "starts_from=MODEL alone, got starts_from="),
+        ("paper", "starts_from=urban-wind-laape", "no cities that are for learning alone"),
+    ],
+)
+def test_settings_that_cities_do_not_have_are_refused(tmp_path, preset, change, message) -> None:
+    words = ["generate", "urban-wind", "--preset", preset, "--set", change, "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, ValueError) and message in str(result.exception)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:

@@ -30,6 +30,8 @@ def write_card(out: Path, records: dict[str, dict[str, Any]], preset: dict[str, 
     settings = preset["settings"]
     special = {kind: preset.get(f"{kind}_settings") for kind in ("training", "large")}
     loosely = "".join(f" The {kind} cities were solved to {s['tolerance']:g}." for kind, s in special.items() if s)
+    if preset.get("starts_from"):
+        loosely += f" These started from what {preset['starts_from']} predicts."
     pictures = []
     for scale in sorted({record["scale"] for record in records.values()}):
         name = next(name for name, record in records.items() if record["scale"] == scale)

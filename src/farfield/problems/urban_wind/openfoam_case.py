@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farfield.problems.urban_wind.inflow_profiles import (
+    AIR_DENSITY,
     C_MU,
     KAPPA,
     REFERENCE_HEIGHT,
@@ -71,8 +72,10 @@ def write_case(
     non_orthogonal: bool = False,
     wind: tuple[float, float] = (1.0, 0.0),
     face_heights: Mapping[str, Array] | None = None,
+    start: Mapping[str, Array] | None = None,
 ) -> None:
-    """Write everything but the mesh. ``cell_heights`` starts every cell from the inflow at its height.
+    """Write everything but the mesh. ``cell_heights`` starts every cell from the inflow at its height, ``start`` from
+    fields: velocity (N, 3), pressure (Pa), k and epsilon (N,) of every cell.
 
     ``wind`` is where it blows to. ``face_heights`` gives every face of the inlet and the outlet the inflow at its
     height, where the wind is not along an axis: at the outlet for air that comes back in; at the inlet it holds
@@ -90,7 +93,9 @@ def write_case(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(foam_header("dictionary", target.name) + text)
     (case / "0").mkdir(exist_ok=True)
-    fields = _fields(roughness, first_cell_height, domain_height, cell_heights, wind, face_heights or {})
+    if start is None:
+        start = _undisturbed(roughness, np.array([domain_height / 3]) if cell_heights is None else cell_heights, wind)
+    fields = _fields(roughness, first_cell_height, domain_height, start, wind, face_heights or {})
     for name, data in fields.items():
         (case / "0" / name).write_bytes(data)
 
@@ -188,11 +193,18 @@ RAS
 """
 
 
+def _undisturbed(roughness: float, heights: Array, wind: tuple[float, float]) -> dict[str, Array]:
+    """The inflow at these heights."""
+    speed, _, k, epsilon = inflow_profile(roughness, heights=heights).T
+    velocity = speed[:, None] * np.array([*wind, 0.0])
+    return {"velocity": velocity, "pressure": np.zeros(1), "k": k, "epsilon": epsilon}
+
+
 def _fields(
     roughness: float,
     first_cell_height: float,
     domain_height: float,
-    cell_heights: Array | None,
+    start: Mapping[str, Array],
     wind: tuple[float, float],
     face_heights: Mapping[str, Array],
 ) -> dict[str, bytes]:
@@ -203,12 +215,6 @@ def _fields(
         f"flowDir ({wind[0]:.12g} {wind[1]:.12g} 0); zDir (0 0 1); Uref {REFERENCE_SPEED}; Zref {REFERENCE_HEIGHT}; "
         f"z0 uniform {roughness:.8g}; d uniform 0; zGround uniform 0; kappa {KAPPA}; Cmu {C_MU};"
     )
-    if cell_heights is None:
-        start = inflow_profile(roughness, heights=np.array([domain_height / 3]))
-    else:
-        start = inflow_profile(roughness, heights=cell_heights)
-    start_velocity = start[:, [0]] * np.array([*wind, 0.0])
-
     ground_kappa, ground_z0 = ground_wall_constants(roughness, first_cell_height)
     ground = f"Cmu {C_MU}; kappa {ground_kappa:.8g}; E 9.8;"
     smooth = f"Cmu {C_MU}; kappa {KAPPA}; E 9.8;"
@@ -236,7 +242,7 @@ def _fields(
             "volVectorField",
             "U",
             "[0 1 -1 0 0 0 0]",
-            start_velocity,
+            start["velocity"],
             inlet=inflow,
             outlet=outflow("(0 0 0)", 0),
             sides=slip,
@@ -248,7 +254,7 @@ def _fields(
             "volScalarField",
             "p",
             "[0 2 -2 0 0 0 0]",
-            np.zeros(1),
+            start["pressure"] / AIR_DENSITY,
             inlet="type zeroGradient;",
             outlet=held("0"),
             sides=slip,
@@ -260,7 +266,7 @@ def _fields(
             "volScalarField",
             "k",
             "[0 2 -2 0 0 0 0]",
-            start[:, 2],
+            start["k"],
             inlet=f"type atmBoundaryLayerInletK; {profile}",
             outlet=outflow(f"{k:.8g}", 2),
             sides=slip,
@@ -272,7 +278,7 @@ def _fields(
             "volScalarField",
             "epsilon",
             "[0 2 -3 0 0 0 0]",
-            start[:, 3],
+            start["epsilon"],
             inlet=f"type atmBoundaryLayerInletEpsilon; {profile}",
             outlet=outflow(f"{epsilon:.8g}", 3),
             sides=slip,
@@ -284,7 +290,7 @@ def _fields(
             "volScalarField",
             "nut",
             "[0 2 -1 0 0 0 0]",
-            C_MU * start[:, 2] ** 2 / start[:, 3],
+            C_MU * start["k"] ** 2 / start["epsilon"],
             inlet="type calculated; value uniform 0;",
             outlet="type calculated; value uniform 0;",
             sides=slip,

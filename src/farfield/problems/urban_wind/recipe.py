@@ -115,11 +115,20 @@ class UrbanGeneration:
     def configure(self, preset: str, seed: int = 0, scales: str | None = None, changes: Any = ()) -> Any:
         from farfield.problems.urban_wind.generation import PRESETS
 
-        if scales or changes:
-            raise ValueError("the cities of urban-wind are as published: --scales and --set have no effect on them")
+        if scales:
+            raise ValueError("the cities of urban-wind are as published: --scales has no effect on them")
         if preset not in PRESETS:
             raise ValueError(f"unknown preset {preset!r}; expected one of {', '.join(PRESETS)}")
-        return PRESETS[preset], seed
+        settings = PRESETS[preset]
+        for change in changes:
+            name, _, model = change.partition("=")
+            if name != "starts_from" or not model:
+                raise ValueError(
+                    "the cities of urban-wind are as published: of them --set can say starts_from=MODEL alone, "
+                    f"got {change}"
+                )
+            settings = settings.starting_from(model)
+        return settings, seed
 
     def make(
         self, settings: Any, out: str | Path, workers: int | None = None, console: Any = None, share: Share = WHOLE

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,8 @@ from farfield.problems.urban_wind.mesh import PATCHES, CartesianMesh
 from farfield.problems.urban_wind.openfoam_case import SolverSettings, write_case
 
 DEBIAN_PROJECT_DIR = "/usr/share/openfoam"
+# The fields that a solution starts from, by a city's mesh, box of air and roughness: see :func:`write_case`.
+Start = Callable[[CartesianMesh, UrbanDomain, float], Mapping[str, NDArray[np.floating]]]
 NODE_TYPES = ("interior", *PATCHES)  # a cell carries the type of every patch that it touches
 
 
@@ -93,12 +95,13 @@ def solve_boxes(
     ground_cell: float = 2.0,
     settings: SolverSettings | None = None,
     folder: Path | None = None,
+    start: Start | None = None,
 ) -> WindSolution:
     """Solve the wind around boxes on a graded Cartesian mesh.
 
     ``cell`` and ``ground_cell`` are the cell size between the buildings and the height of the first cell, in
-    metres. The wind blows as ``domain`` says. ``folder`` keeps the OpenFOAM case (it must be empty or new). Raises
-    :class:`NotConvergedError`.
+    metres. The wind blows as ``domain`` says. ``folder`` keeps the OpenFOAM case (it must be empty or new). Without a
+    ``start``, potential flow is what the solver begins with. Raises :class:`NotConvergedError`.
     """
     settings = settings or SolverSettings()
     environment = require_openfoam()
@@ -114,8 +117,9 @@ def solve_boxes(
             cell_heights=mesh.cell_centres()[:, 2],
             wind=mesh.wind,
             face_heights={name: mesh.patch_heights(name) for name in ("inlet", "outlet")} if domain.wind_angle else {},
+            start=start(mesh, domain, roughness) if start else None,
         )
-        return _solve(case, environment, settings, mesh.boxes)
+        return _solve(case, environment, settings, mesh.boxes, potential=start is None)
 
 
 @contextmanager
@@ -149,9 +153,12 @@ def _run(case: Path, tool: str, environment: dict[str, str], *arguments: str) ->
     return code
 
 
-def _solve(case: Path, environment: dict[str, str], settings: SolverSettings, boxes: tuple[Box, ...]) -> WindSolution:
+def _solve(
+    case: Path, environment: dict[str, str], settings: SolverSettings, boxes: tuple[Box, ...], potential: bool = True
+) -> WindSolution:
     began = time.monotonic()
-    _run(case, "potentialFoam", environment)
+    if potential:
+        _run(case, "potentialFoam", environment)
     code = _run(case, "simpleFoam", environment)
     record = _convergence(case, settings, code, time.monotonic() - began)
     if not record.converged:
