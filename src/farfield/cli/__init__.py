@@ -23,6 +23,7 @@ from farfield.cli.predict import predict
 from farfield.cli.results import demo, push, report, view
 from farfield.cli.training import finetune, train
 from farfield.extras import naming_extras
+from farfield.memory import keep_freed_memory
 from farfield.training import Interrupted
 from farfield.version import __version__
 
@@ -105,6 +106,7 @@ def _sentence(error: Exception) -> str:
 def main() -> None:
     """Run the command; a user's mistake is one line, not a traceback (unless FARFIELD_DEBUG is set)."""
     warnings.showwarning = _show_warning
+    keep_freed_memory()
     try:
         with naming_extras():
             app(_joined(sys.argv[1:]), prog_name="farfield")

@@ -138,6 +138,27 @@ def test_a_network_that_was_told_less_begins_a_larger_one_and_predicts_as_before
         problem_named("urban-columns").predictor(earlier)
 
 
+def test_a_deeper_network_begins_with_the_blocks_of_another_and_predicts_as_it_does(
+    columns: ColumnRun, urban_data: Path, tmp_path: Path
+) -> None:
+    small = {"model.stem_depth": 1, "model.decoder_depth": 1, "model.coarser_depth": 1, "model.coarser_width": 16}
+    run = train(columns.changed({**small, "training.steps": 2}), tmp_path / "small")
+    before = problem_named("urban-columns").predictor(run)
+    deeper = {**small, "model.stem_depth": 2, "model.decoder_depth": 2, "model.coarser_depth": 3}
+    model = problem_named("urban-columns").task(columns.changed({**deeper, "starts_from": str(run.folder)})).model
+    assert [len(chain) for chain in (model.stem, model.decoder, model.coarser.blocks)] == [3, 3, 4]  # and a norm
+    grown = ColumnPredictor(model, before.normalisation, before.scale)
+    case = UrbanWindFiles(urban_data).load("test", UrbanWindFiles(urban_data).ids("test")[0])
+    a, b = (p.from_case(case, case.positions, np.random.default_rng(0)) for p in (before, grown))
+    assert np.allclose(a, b, rtol=1e-4, atol=1e-4)
+    model.train().requires_grad_(True)
+    task = problem_named("urban-columns").task(columns)
+    loss = task.loss(model, [task.validation_data[0]])
+    loss.backward()
+    for block in (model.stem[1], model.decoder[1], model.coarser.blocks[2]):  # what adds nothing yet can learn to
+        assert block.mlp[2].weight.grad.abs().max() > 0
+
+
 def test_a_step_draws_new_cells_and_the_same_step_the_same(columns: ColumnRun) -> None:
     task = problem_named("urban-columns").task(columns)
     draws = []

@@ -143,8 +143,8 @@ def column_task(config: ColumnRun) -> Task:
 
 
 def _begin_with(base: Run, model: ColumnNetwork) -> None:
-    """Give a network the weights of a run, whose network may lack the blocks on 2 x 2 columns and may have been told
-    fewer of the channels, the last ones missing: nothing that is new has a say at first."""
+    """Give a network the weights of a run, whose network may have fewer ConvNeXt blocks, none on 2 x 2 columns among
+    them, and may have been told fewer of the channels, the last ones missing: nothing that is new has a say at first."""
     trained = ColumnRun.parse(base.settings(), str(base.config_path))
     told = told_channels(base.dataset())
     smaller = trained.build(channels=told)
@@ -158,9 +158,32 @@ def _begin_with(base: Run, model: ColumnNetwork) -> None:
             known = trained.model.level_features + told
             read, points = weights[name].split([known, weights[name].shape[1] - known], dim=1)
             weights[name] = torch.cat([functional.pad(read, (0, missing)), points], dim=1)
+    fresh = model.state_dict()
     if smaller.coarser is None:
-        weights |= {name: w for name, w in model.state_dict().items() if name.startswith("coarser.")}
+        weights |= {name: w for name, w in fresh.items() if name.startswith("coarser.")}
+    elif model.coarser is not None:
+        weights = _deepened(weights, fresh, "coarser.blocks", smaller.coarser.blocks, model.coarser.blocks)
+    weights = _deepened(weights, fresh, "stem", smaller.stem, model.stem)
+    weights = _deepened(weights, fresh, "decoder", smaller.decoder, model.decoder)
     fill(model, weights, base.folder)
+
+
+def _deepened(
+    weights: dict[str, Tensor], fresh: dict[str, Tensor], chain: str, known: nn.Sequential, wanted: nn.Sequential
+) -> dict[str, Tensor]:
+    """Weights of a chain of ConvNeXt blocks and a norm, as weights of a longer one: between its last block and its norm
+    come fresh blocks that add nothing at first."""
+    had, has = len(known) - 1, len(wanted) - 1
+    if had >= has:
+        return weights
+    norm = f"{chain}.{had}."
+    longer = {name.replace(norm, f"{chain}.{has}."): weight for name, weight in weights.items()}
+    for number in range(had, has):
+        block = f"{chain}.{number}."
+        for name in (name for name in fresh if name.startswith(block)):
+            adds = name.startswith(f"{block}mlp.2.")
+            longer[name] = torch.zeros_like(fresh[name]) if adds else fresh[name]
+    return longer
 
 
 def _wide_cities(folders: list[str]) -> list[UrbanCase]:

@@ -130,8 +130,8 @@ PRESETS = {
     "cpu-fresh": replace(CPU, cases={"train": 250, "ls": 80}, large_settings=FOR_TRAINING, stream=6),
     "cpu-fresh-oblique": replace(OBLIQUE, cases={"train": 120, "ls": 24}, large_settings=FOR_TRAINING, stream=7),
     # To be started from a prediction (--set starts_from=MODEL): the model knows none of them.
-    "cpu-warm": replace(CPU, cases={"train": 500, "ls": 60}, large_settings=FOR_TRAINING, stream=8),
-    "cpu-warm-oblique": replace(OBLIQUE, cases={"train": 900, "ls": 40}, large_settings=FOR_TRAINING, stream=9),
+    "cpu-warm": replace(CPU, cases={"train": 360, "ls": 50}, large_settings=FOR_TRAINING, stream=8),
+    "cpu-warm-oblique": replace(OBLIQUE, cases={"train": 640, "ls": 40}, large_settings=FOR_TRAINING, stream=9),
 }
 
 
