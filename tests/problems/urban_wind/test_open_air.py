@@ -11,7 +11,8 @@ from farfield.problems.urban_wind.buildings import Box, UrbanDomain, boxes_to_me
 from farfield.problems.urban_wind.city import CHANNELS, FLOW, City
 from farfield.problems.urban_wind.inflow_profiles import inflow_profile
 from farfield.problems.urban_wind.lattice import HEIGHTS, LEVELS, SPACING, Lattice, levels_up_to
-from farfield.problems.urban_wind.physics import Openings, mass_consistent_wind, wake_deficits
+from farfield.problems.urban_wind.physics import mass_consistent_wind, wake_deficits
+from farfield.problems.urban_wind.projection import Openings
 
 ROUGHNESS = 0.5
 LEVEL = 2  # about 5 m high

@@ -12,12 +12,12 @@ from farfield.problems.urban_wind.inflow_profiles import inflow_profile
 from farfield.problems.urban_wind.lattice import HEIGHTS, LEVELS, SPACING, Lattice
 from farfield.problems.urban_wind.physics import (
     WALL_MEMORY,
-    Openings,
     mass_consistent_wind,
     nearness_of_walls,
     pressure_of,
     wake_deficits,
 )
+from farfield.problems.urban_wind.projection import Openings
 
 ROUGHNESS = 0.3
 THICKNESS = np.diff(LEVELS)[:, None, None]

@@ -27,12 +27,12 @@ from farfield.problems.urban_wind.files import UrbanCase
 from farfield.problems.urban_wind.inflow_profiles import AIR_DENSITY, inflow_profile
 from farfield.problems.urban_wind.lattice import HEIGHTS, LEVELS, Lattice, levels_up_to
 from farfield.problems.urban_wind.physics import (
-    Openings,
     mass_consistent_wind,
     nearness_of_walls,
     pressure_of,
     wake_deficits,
 )
+from farfield.problems.urban_wind.projection import Openings
 
 Array = NDArray[np.floating]
 

@@ -143,8 +143,8 @@ def column_task(config: ColumnRun) -> Task:
 
 
 def _begin_with(base: Run, model: ColumnNetwork) -> None:
-    """Give a network the weights of a run, whose network may have fewer ConvNeXt blocks, none on 2 x 2 columns among
-    them, and may have been told fewer of the channels, the last ones missing: nothing that is new has a say at first."""
+    """Give a network the weights of a run, whose network may have fewer ConvNeXt blocks (or none on 2 x 2 columns)
+    and may have been told fewer of the channels, the last ones missing: nothing that is new has a say at first."""
     trained = ColumnRun.parse(base.settings(), str(base.config_path))
     told = told_channels(base.dataset())
     smaller = trained.build(channels=told)
