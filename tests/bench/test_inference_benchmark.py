@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from farfield.bench.inference import benchmark_inference, markdown
 from farfield.cli import app
 from farfield.problems.urban_wind.files import UrbanWindFiles
-from farfield.problems.urban_wind.generation import UrbanPreset, generate_urban_wind
+from farfield.problems.urban_wind.generation import generate_urban_wind
 from farfield.problems.urban_wind.openfoam_case import SolverSettings
 from farfield.problems.urban_wind.prediction import UrbanPredictor
+from farfield.problems.urban_wind.presets import UrbanPreset
 from farfield.runs.run import Run
 
 pytestmark = pytest.mark.skipif(

@@ -16,16 +16,17 @@ from farfield.cli import app
 from farfield.problems.urban_wind import generation as urban_generation
 from farfield.problems.urban_wind.buildings import UrbanDomain
 from farfield.problems.urban_wind.files import UrbanWindFiles
-from farfield.problems.urban_wind.generation import (
+from farfield.problems.urban_wind.generation import generate_urban_wind
+from farfield.problems.urban_wind.openfoam_case import SolverSettings
+from farfield.problems.urban_wind.presets import (
+    ATTEMPTS,
     FOR_TRAINING,
     PRESETS,
     UrbanPreset,
     draw_air,
     draw_city,
-    generate_urban_wind,
     list_cases,
 )
-from farfield.problems.urban_wind.openfoam_case import SolverSettings
 from farfield.problems.urban_wind.recipe import UrbanGeneration
 from farfield.problems.urban_wind.solver import NODE_TYPES, Convergence, NotConvergedError, WindSolution, solve_boxes
 
@@ -231,7 +232,7 @@ def test_a_case_that_never_converges_is_reported_and_harms_no_other(tmp_path, mo
     with pytest.raises(RuntimeError, match=r"1 of 2 cases could not be made[\s\S]*0: .*stalled"):
         generate_urban_wind(tmp_path, preset, workers=1, show_progress=False)
     assert (tmp_path / "volume_1.vtk").exists() and not (tmp_path / "volume_0.vtk").exists()
-    assert len(json.loads((tmp_path / "records" / "0.failed.json").read_text())) == 2 * urban_generation.ATTEMPTS
+    assert len(json.loads((tmp_path / "records" / "0.failed.json").read_text())) == 2 * ATTEMPTS
     # with its second air it converges, and the index says which that is
     del stalling[1]
     generate_urban_wind(tmp_path, preset, workers=1, show_progress=False)
@@ -252,7 +253,7 @@ def test_only_a_case_that_has_its_air_for_itself_draws_another(tmp_path, monkeyp
     with pytest.raises(RuntimeError, match="could not be made"):
         generate_urban_wind(tmp_path, replace(TINY, cases=cases), workers=1, show_progress=False)
     assert len({roughness for _, roughness in tried}) == airs
-    assert len(tried) == len(cases) * airs * urban_generation.ATTEMPTS
+    assert len(tried) == len(cases) * airs * ATTEMPTS
 
 
 @needs_openfoam

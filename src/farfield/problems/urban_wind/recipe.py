@@ -113,7 +113,7 @@ class UrbanGeneration:
     default_preset = "quick"
 
     def configure(self, preset: str, seed: int = 0, scales: str | None = None, changes: Any = ()) -> Any:
-        from farfield.problems.urban_wind.generation import PRESETS
+        from farfield.problems.urban_wind.presets import PRESETS
 
         if scales:
             raise ValueError("the cities of urban-wind are as published: --scales has no effect on them")
