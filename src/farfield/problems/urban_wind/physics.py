@@ -51,14 +51,13 @@ def wake_deficits(lattice: Lattice, roughness: float, factors: tuple[float, ...]
     waves, eigenvalues = cosines(across)
     up = np.stack([expm(f * vertical) for f in factors]).astype(np.float32)
     aside = np.stack([(waves * np.exp(-f * lateral * eigenvalues)) @ waves.T for f in factors]).astype(np.float32)
-    solid = np.ascontiguousarray(lattice.solid.transpose(2, 0, 1))
-    kept = lattice.air.T.astype(np.float32)
-    out = np.empty((along, len(factors), levels, across), dtype=np.float32)
-    deficit = np.zeros((len(factors), levels, across), dtype=np.float32)
-    for i in range(along):
-        spread = (up @ deficit) @ aside
-        out[i] = (solid[i] + (1 - solid[i]) * spread) * kept[i]
-        deficit = out[i]
+    solid, kept = lattice.solid.transpose(2, 0, 1), lattice.air.T[:, None].astype(np.float32)
+    filled, left = np.ascontiguousarray(solid * kept), np.ascontiguousarray((1 - solid) * kept)
+    out = np.zeros((along, len(factors), levels, across), dtype=np.float32)
+    first = int(np.argmax(filled.any(axis=(1, 2))))  # nothing is in the lee of what lies before the first building
+    for i in range(first, along):
+        spread = (up @ out[max(i - 1, 0)]) @ aside
+        np.add(filled[i], left[i] * spread, out=out[i])
     return np.ascontiguousarray(out.transpose(1, 2, 3, 0))
 
 
