@@ -169,6 +169,17 @@ def test_a_step_draws_new_cells_and_the_same_step_the_same(columns: ColumnRun) -
     assert torch.equal(task.validation_data[0].truth, task.validation_data[0].truth)
 
 
+def test_a_turned_city_is_learned_whole_now_and_then_and_judged_whole(urban_data: Path) -> None:
+    case = UrbanWindFiles(urban_data).load("train", 0).in_wind_axes(30.0)
+    whole = City.around(case)
+    near = whole.near_buildings()
+    assert near.lattice.shape[1] < whole.lattice.shape[1]
+    torch.manual_seed(0)
+    drawn = Cities([case], 2, 10, 4, drawn=True)
+    assert {drawn[0].cells.shape[0] for _ in range(30)} == {whole.lattice.shape[1], near.lattice.shape[1]}
+    assert Cities([case], 1, 10, 4, drawn=False)[0].cells.shape[0] == whole.lattice.shape[1]
+
+
 def test_a_mirrored_item_has_the_same_loss_as_its_city(columns: ColumnRun, urban_data: Path) -> None:
     """Of a network that says nothing: what physics leaves over does not depend on the mirror."""
     case = UrbanWindFiles(urban_data).load("train", 0)
