@@ -175,9 +175,12 @@ def test_a_turned_city_is_learned_whole_now_and_then_and_judged_whole(urban_data
     near = whole.near_buildings()
     assert near.lattice.shape[1] < whole.lattice.shape[1]
     torch.manual_seed(0)
-    drawn = Cities([case], 2, 10, 4, drawn=True)
-    assert {drawn[0].cells.shape[0] for _ in range(30)} == {whole.lattice.shape[1], near.lattice.shape[1]}
-    assert Cities([case], 1, 10, 4, drawn=False)[0].cells.shape[0] == whole.lattice.shape[1]
+    drawn = Cities([case], 10, 4, drawn=True)
+    rows = [drawn[0].cells.shape[0] for _ in range(20)]
+    # The lattice lies elsewhere each time: by part of a column, so that there may be one more or less.
+    is_whole, is_near = ([abs(count - city.lattice.shape[1]) <= 1 for count in rows] for city in (whole, near))
+    assert any(is_whole) and any(is_near) and all(a or b for a, b in zip(is_whole, is_near, strict=True))
+    assert Cities([case], 10, 4, drawn=False)[0].cells.shape[0] == whole.lattice.shape[1]
 
 
 def test_a_mirrored_item_has_the_same_loss_as_its_city(columns: ColumnRun, urban_data: Path) -> None:
@@ -191,7 +194,7 @@ def test_a_mirrored_item_has_the_same_loss_as_its_city(columns: ColumnRun, urban
         if sign > 0:
             straight = base
     assert torch.allclose(base * torch.tensor([1.0, -1, 1, 1, 1, 1]), straight, atol=1e-4)
-    assert isinstance(Cities([case], 1, 10, 4, drawn=False)[0].phase, tuple)
+    assert isinstance(Cities([case], 10, 4, drawn=False)[0].phase, tuple)
     task = problem_named("urban-columns").task(columns)
     assert float(task.loss(task.model, [task.validation_data[0]])) > 0
 

@@ -206,15 +206,6 @@ def test_cropping_keeps_what_is_near_the_buildings(city: City) -> None:
         assert torch.allclose(*values)
 
 
-def test_packing_halves_the_memory_and_keeps_the_city(city: City) -> None:
-    packed = city.packed()
-    assert packed.channels.nbytes == city.channels.nbytes / 2
-    assert np.allclose(packed.cells(), city.cells(), atol=2e-3)
-    points = np.random.default_rng(0).uniform([-100, -80, 0.5], [200, 80, 50], (300, 3))
-    a, b = city.query(points), packed.query(points)
-    assert torch.equal(a.cells, b.cells) and torch.allclose(a.weights, b.weights, atol=2e-3)
-
-
 def test_corrections_come_back_as_they_went() -> None:
     correction = torch.randn(500, 6) * torch.tensor([1.0, 0.3, 0.2, 5.0, 0.3, 0.7]) + 1
     scale = CorrectionScale.fit([correction[:200], correction[200:]])

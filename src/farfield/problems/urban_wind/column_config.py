@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -127,10 +127,13 @@ class ColumnRun(RunConfig):
     """What is made small."""
     points: int = Field(12_000, ge=1)
     """Cells of a city that a step learns from."""
-    phases: int = Field(2, ge=1)
-    """Places of the lattice over each city: on the walls of the data's cities first, then anywhere; one over a city
-    that is turned."""
     training: TrainingConfig = TrainingConfig(steps=50_000, batch_size=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, values: Any) -> Any:
+        """Runs of version 0.2 say at how many places the lattice lay over a city; now it lies anywhere."""
+        return {key: value for key, value in values.items() if key != "phases"} if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -64,10 +63,7 @@ class ColumnPredictor(WindPredictor):
         scale = CorrectionScale.from_dict(data["corrections"])
         predictor = cls(model.to(chosen_device(device)), normalisation, scale, config.encoding.name)
         predictor.described_by(run)
-        # Not noted elsewhere: data with oblique wind are made by presets whose names, and usual folders, say so.
-        predictor.oblique = any(
-            "oblique" in Path(folder).name for folder in (config.dataset, *config.also, *config.wide)
-        )
+        predictor.oblique = data.get("turned", False)
         return predictor
 
     def from_case(

@@ -67,7 +67,6 @@ def quick(encoding: EncodingName, dataset: str, seed: int = 0) -> ColumnRun:
     """In minutes: too short to be accurate."""
     return cpu(encoding, dataset, seed).changed(
         {
-            "phases": 1,
             "points": 4000,
             "training.precision": "float32",
             "training.steps": 200,

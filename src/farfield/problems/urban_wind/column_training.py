@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -48,35 +49,37 @@ class Item(NamedTuple):
 
 
 class Cities(Dataset):
-    """Simulated cities on their lattices, kept in memory; a drawn item differs from draw to draw, unless fixed."""
+    """Simulated cities; each time one is drawn, its lattice lies elsewhere and others of its cells are taken.
 
-    def __init__(self, cases: list[UrbanCase], phases: int, points: int, patch: int, drawn: bool):
+    The physics of a city is computed when it is drawn: that takes a tenth of a step, and kept for all of them, at
+    several places of the lattice, it would fill the memory.
+    """
+
+    def __init__(self, cases: list[UrbanCase], points: int, patch: int, drawn: bool):
         self.points, self.patch, self.drawn = points, patch, drawn
-        # whatever its place, no wall of a turned city lies along the lattice: one will do
-        self.cities = [
-            [_city(case, number, phase) for phase in range(1 if case.wind_angle else phases)]
-            for number, case in enumerate(cases)
-        ]
-        self.turned = [bool(case.wind_angle) for case in cases]
-        self.positions = [case.positions for case in cases]
+        self.cases = [replace(case, fields={}) for case in cases]
         self.truth = [true_fields(case) for case in cases]
 
     def __len__(self) -> int:
-        return len(self.cities)
+        return len(self.cases)
 
     def __getitem__(self, number: int) -> Item:
         generator = None if self.drawn else torch.Generator().manual_seed(number)
-        versions = self.cities[number]
 
         def below(count: int) -> int:
             return int(torch.randint(count, (), generator=generator))
 
-        city = versions[below(len(versions)) if self.drawn else 0]
-        if self.drawn and self.turned[number] and below(WHOLE_AIR):
+        case, place = self.cases[number], (0.0, 0.0)
+        # The lattice lies on the walls of half of the cities that are not turned; no wall of the others is along it.
+        if self.drawn and (case.wind_angle or below(2)):
+            across, along = torch.rand(2).tolist()
+            place = (across, along)
+        city = City.around(case, place)
+        if self.drawn and case.wind_angle and below(WHOLE_AIR):
             city = city.near_buildings()
-        usable = _usable(city, self.positions[number])
+        usable = _usable(city, case.positions)
         cells = usable[torch.randint(len(usable), (min(self.points, len(usable)),), generator=generator).numpy()]
-        positions, truth = self.positions[number][cells], self.truth[number][torch.from_numpy(cells)]
+        positions, truth = case.positions[cells], self.truth[number][torch.from_numpy(cells)]
         phase = (0, 0)
         if self.drawn:
             phase = (below(self.patch), below(self.patch))
@@ -87,13 +90,6 @@ class Cities(Dataset):
 
 _MIRROR_POINTS = np.array([1, -1, 1], dtype=np.float32)
 _MIRROR_FIELDS = torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0, 1.0])
-
-
-def _city(case: UrbanCase, number: int, phase: int) -> City:
-    """The city with the lattice on its walls first, then anywhere."""
-    anywhere = np.random.default_rng([number, phase]).random(2).tolist()
-    place = (0.0, 0.0) if phase == 0 else (anywhere[0], anywhere[1])
-    return City.around(case, place).packed()
 
 
 def _usable(city: City, positions: NDArray[np.floating]) -> NDArray[np.intp]:
@@ -120,8 +116,8 @@ def column_task(config: ColumnRun) -> Task:
                 f"{config.dataset} has no cities in neutral air in its split {split!r}: the columns know no other"
             )
     parts["train"] += _wide_cities(config.wide)
-    training_data = Cities(parts["train"], config.phases, config.points, config.model.patch, drawn=True)
-    validation_data = Cities(parts["val"], 1, config.points, config.model.patch, drawn=False)
+    training_data = Cities(parts["train"], config.points, config.model.patch, drawn=True)
+    validation_data = Cities(parts["val"], config.points, config.model.patch, drawn=False)
     torch.manual_seed(config.seed)
     model = config.build()
     if config.starts_from is None:
@@ -141,6 +137,7 @@ def column_task(config: ColumnRun) -> Task:
             "corrections": scale.to_dict(),
             "normalisation": normalisation.to_dict(),
             "channels": list(CHANNELS),
+            "turned": any(case.wind_angle for case in parts["train"]),
             "items": {"train": len(training_data), "validation": len(validation_data)},
         },
         collate=list,
@@ -205,7 +202,7 @@ def _wide_cities(folders: list[str]) -> list[UrbanCase]:
 
 def correction(cities: Cities, number: int) -> Tensor:
     """What physics leaves to learn at some cells of a city: (N, 6)."""
-    city, positions = cities.cities[number][0], cities.positions[number]
+    city, positions = City.around(cities.cases[number]), cities.cases[number].positions
     usable = _usable(city, positions)
     some = usable[np.linspace(0, len(usable) - 1, min(FITTED_CELLS, len(usable))).astype(int)]
     query = city.query(positions[some])

@@ -114,15 +114,12 @@ class Lattice:
         beside it. Beyond the lattice the nearest cells count. Corners that none of the points needs are left out:
         the cells of the data lie at the heights of the levels.
         """
-        levels, across, along = self.shape
-        # The data's cells are multiples of half a column; single precision would put them beside those.
-        at_x = np.clip(np.round((points[:, 0] - self.origin[0]) / self.spacing - 0.5, 4), 0, along - 1)
-        at_y = np.clip(np.round((points[:, 1] - self.origin[1]) / self.spacing - 0.5, 4), 0, across - 1)
-        at_z = np.round(np.interp(points[:, 2], self.heights, np.arange(levels)), 4)
         index = np.empty((len(points), 8), dtype=np.int64)
         weight = np.empty((len(points), 8), dtype=np.float32)
         needed = np.zeros(8, dtype=np.bool_)
-        _weigh_corners(at_x, at_y, at_z, self._air_of_cells, self.shape, index, weight, needed)
+        points = np.asarray(points, dtype=np.float64)
+        where = (self.origin[0], self.origin[1], self.spacing, self.heights)
+        _weigh_corners(points, *where, self._air_of_cells, self.shape, index, weight, needed)
         return (index, weight) if needed.all() else (index[:, needed], weight[:, needed])
 
 
@@ -167,20 +164,30 @@ def solid_moments(
 
 @numba.njit(cache=True)
 def _weigh_corners(
-    at_x: Array,
-    at_y: Array,
-    at_z: Array,
+    points: Array,
+    west: float,
+    south: float,
+    spacing: float,
+    heights: Array,
     air: NDArray[np.float32],
     shape: tuple[int, int, int],
     index: NDArray[np.int64],
     weight: NDArray[np.float32],
     needed: Mask,
 ) -> None:  # pragma: no cover - compiled
-    """The eight cells around each place (in cells along each axis), their weights, and which any place needs."""
+    """The eight cells around each point, their weights, and which any point needs."""
     levels, across, along = shape
-    for n in range(len(at_x)):
-        i, j, k = int(at_x[n]), int(at_y[n]), int(at_z[n])
-        x, y, z = np.float32(at_x[n] - i), np.float32(at_y[n] - j), np.float32(at_z[n] - k)
+    for n in range(len(points)):
+        # The data's cells are multiples of half a column; single precision would put them beside those.
+        at_x = min(max(np.rint(((points[n, 0] - west) / spacing - 0.5) * 1e4) / 1e4, 0.0), along - 1.0)
+        at_y = min(max(np.rint(((points[n, 1] - south) / spacing - 0.5) * 1e4) / 1e4, 0.0), across - 1.0)
+        height = min(max(points[n, 2], heights[0]), heights[-1])
+        k = 0
+        while k < levels - 2 and height >= heights[k + 1]:
+            k += 1
+        at_z = k + np.rint((height - heights[k]) / (heights[k + 1] - heights[k]) * 1e4) / 1e4
+        i, j, k = int(at_x), int(at_y), int(at_z)
+        x, y, z = np.float32(at_x - i), np.float32(at_y - j), np.float32(at_z - k)
         total = np.float32(0)
         for corner in range(8):
             right, behind, above = corner >> 2, corner >> 1 & 1, corner & 1

@@ -63,7 +63,7 @@ def wake_deficits(lattice: Lattice, roughness: float, factors: tuple[float, ...]
 
 def mass_consistent_wind(openings: Openings, roughness: float, deficit: Field | None = None) -> Faces:
     """The nearest wind to u0 (1 - deficit) without divergence; potential flow if there is no deficit."""
-    return openings.project(_start(openings, roughness, deficit))[0]
+    return openings.project(_start(openings, roughness, deficit))
 
 
 def pressure_of(openings: Openings, wind: Faces, roughness: float, deficit: Field, density: float) -> Field:
@@ -82,11 +82,7 @@ def pressure_of(openings: Openings, wind: Faces, roughness: float, deficit: Fiel
     # Behind solids the deficit shrinks without any pressure: the stress of the turbulence gives the momentum back.
     force[0, :, :, 1:] -= u0 * u0 * (deficit[:, :, 1:] - deficit[:, :, :-1]) / h
     force *= openings.active
-    faces = []
-    for component, axis in enumerate((2, 1, 0)):
-        a, b = pair(force[component], axis)
-        faces.append(np.where(openings.weights[component] > 0, (a + b) / 2, 0).astype(np.float32))
-    _, phi, _ = openings.project((faces[0], faces[1], faces[2]))
+    phi, _ = openings.potential(openings.between_cells(force))
     return -density * phi
 
 

@@ -89,22 +89,13 @@ class Openings:
 
     def divergence(self, velocity: Faces) -> Field:
         """What leaves each cell through its faces, per horizontal area, m/s; 0 outside the air."""
-        out = np.zeros(self.lattice.shape, dtype=np.float32)
-        h = self.lattice.spacing
-        sizes: tuple[Field, Field, Field] = (
-            self.thickness / h,
-            self.thickness / h,
-            np.ones((1, 1, 1), dtype=np.float32),
-        )
-        for axis, share, normal, size in zip((2, 1, 0), self.share, velocity, sizes, strict=True):
-            flux = share * normal * size
-            a, b = pair(out, axis)
-            a += flux
-            b -= flux
-        return out * self.active
+        out = np.empty(self.lattice.shape, dtype=np.float32)
+        sides = self.thickness[:, 0, 0] / np.float32(self.lattice.spacing)
+        _count_leaving(*self.share, *velocity, sides, self.active, out)
+        return out
 
-    def project(self, velocity: Faces, tolerance: float = TOLERANCE, limit: int = 200) -> tuple[Faces, Field, int]:
-        """The nearest face velocities without divergence, the potential phi that corrects them, and the iterations."""
+    def potential(self, velocity: Faces, tolerance: float = TOLERANCE, limit: int = 200) -> tuple[Field, int]:
+        """The potential phi that takes the divergence from face velocities, and the iterations that it took."""
         weights, active = self.weights, self.active
         inverse = self.empty_box
         residual = self.divergence(velocity)
@@ -119,25 +110,35 @@ class Openings:
             step = product / float(np.vdot(direction, image))
             left = _descend(np.float32(step), direction, image, phi, residual)
             iterations += 1
-        corrected = []
-        for axis, weight, normal, distance in zip(
-            (2, 1, 0), weights, velocity, (self.lattice.spacing, self.lattice.spacing, self.between), strict=True
+        return phi, iterations
+
+    def project(self, velocity: Faces, tolerance: float = TOLERANCE) -> Faces:
+        """The nearest face velocities without divergence."""
+        return self.corrected(velocity, self.potential(velocity, tolerance)[0])
+
+    def corrected(self, velocity: Faces, phi: Field) -> Faces:
+        """Face velocities and, where a face is free, the gradient of a potential."""
+        along, across, up = (np.empty_like(normal) for normal in velocity)
+        wide = np.full(len(phi), self.lattice.spacing, dtype=np.float32)
+        distances = (wide, wide, self.between[:, 0, 0])
+        for axis, weight, normal, distance, out in zip(
+            (2, 1, 0), self.weights, velocity, distances, (along, across, up), strict=True
         ):
-            a, b = pair(phi, axis)
-            change = (b - a) / np.asarray(distance, dtype=np.float32)
-            change *= weight > 0
-            corrected.append(change + normal)
-        return (corrected[0], corrected[1], corrected[2]), phi, iterations
+            _correct(phi, weight, normal, distance, axis, out)
+        return along, across, up
+
+    def between_cells(self, field: Field) -> Faces:
+        """Components of a field (3, Z, Y, X) at the faces across them, means of two cells; 0 where one is not free."""
+        along, across, up = (np.empty_like(weight) for weight in self.weights)
+        for axis, weight, values, out in zip((2, 1, 0), self.weights, field, (along, across, up), strict=True):
+            _average(values, weight, axis, out)
+        return along, across, up
 
     def at_cells(self, velocity: Faces) -> Field:
         """(3, Z, Y, X): what passes through the cells, m/s, the mean of their two faces along each axis."""
-        out = np.zeros((3, *self.lattice.shape), dtype=np.float32)
-        for number, (axis, share, normal) in enumerate(zip((2, 1, 0), self.share, velocity, strict=True)):
-            a, b = pair(out[number], axis)
-            half = share * normal * np.float32(0.5)
-            a += half
-            b += half
-        return out * self.lattice.air
+        out = np.empty((3, *self.lattice.shape), dtype=np.float32)
+        _pass_through(*self.share, *velocity, self.lattice.air, out)
+        return out
 
 
 def pair(field: NDArray, axis: int) -> tuple[NDArray, NDArray]:
@@ -221,6 +222,86 @@ def _solve_along(field: Field, pivots: Field, coupling: np.float32) -> None:  # 
         for i in range(count - 2, -1, -1):
             for mode in range(modes):
                 field[level, i, mode] += coupling * pivots[level, i, mode] * field[level, i + 1, mode]
+
+
+@numba.njit(cache=True)
+def _count_leaving(
+    open_x: Field, open_y: Field, open_z: Field, u: Field, v: Field, w: Field, sides: Field, active: Field, out: Field
+) -> None:  # pragma: no cover - compiled
+    """out = active * what leaves a cell through its faces; ``sides`` (Z): height of the upright ones over a column."""
+    levels, rows, columns = out.shape
+    for k in range(levels):
+        for j in range(rows):
+            for i in range(columns):
+                aside, upward = np.float32(0.0), np.float32(0.0)
+                if i < columns - 1:
+                    aside += open_x[k, j, i] * u[k, j, i]
+                if i > 0:
+                    aside -= open_x[k, j, i - 1] * u[k, j, i - 1]
+                if j < rows - 1:
+                    aside += open_y[k, j, i] * v[k, j, i]
+                if j > 0:
+                    aside -= open_y[k, j - 1, i] * v[k, j - 1, i]
+                if k < levels - 1:
+                    upward += open_z[k, j, i] * w[k, j, i]
+                if k > 0:
+                    upward -= open_z[k - 1, j, i] * w[k - 1, j, i]
+                out[k, j, i] = (aside * sides[k] + upward) * active[k, j, i]
+
+
+@numba.njit(cache=True)
+def _pass_through(
+    open_x: Field, open_y: Field, open_z: Field, u: Field, v: Field, w: Field, air: NDArray[np.bool_], out: Field
+) -> None:  # pragma: no cover - compiled
+    """out = air * the mean over a cell's two faces along each axis of what passes through them."""
+    _, levels, rows, columns = out.shape
+    for k in range(levels):
+        for j in range(rows):
+            for i in range(columns):
+                along, across, up = np.float32(0.0), np.float32(0.0), np.float32(0.0)
+                if i < columns - 1:
+                    along += open_x[k, j, i] * u[k, j, i]
+                if i > 0:
+                    along += open_x[k, j, i - 1] * u[k, j, i - 1]
+                if j < rows - 1:
+                    across += open_y[k, j, i] * v[k, j, i]
+                if j > 0:
+                    across += open_y[k, j - 1, i] * v[k, j - 1, i]
+                if k < levels - 1:
+                    up += open_z[k, j, i] * w[k, j, i]
+                if k > 0:
+                    up += open_z[k - 1, j, i] * w[k - 1, j, i]
+                half = np.float32(0.5) * air[j, i]
+                out[0, k, j, i], out[1, k, j, i], out[2, k, j, i] = half * along, half * across, half * up
+
+
+@numba.njit(cache=True)
+def _correct(
+    phi: Field, weight: Field, normal: Field, distance: Field, axis: int, out: Field
+) -> None:  # pragma: no cover - compiled
+    """out = normal + the gradient of phi across the free faces along an axis."""
+    up, across, along = int(axis == 0), int(axis == 1), int(axis == 2)
+    levels, rows, columns = out.shape
+    for k in range(levels):
+        steep = np.float32(1) / distance[k]
+        for j in range(rows):
+            here, there = phi[k, j], phi[k + up, j + across, along:]
+            for i in range(columns):
+                change = (there[i] - here[i]) * steep
+                out[k, j, i] = normal[k, j, i] + (change if weight[k, j, i] > 0 else np.float32(0))
+
+
+@numba.njit(cache=True)
+def _average(values: Field, weight: Field, axis: int, out: Field) -> None:  # pragma: no cover - compiled
+    """out = the mean of the two cells beside each free face along an axis, 0 elsewhere."""
+    up, across, along = int(axis == 0), int(axis == 1), int(axis == 2)
+    levels, rows, columns = out.shape
+    for k in range(levels):
+        for j in range(rows):
+            here, there = values[k, j], values[k + up, j + across, along:]
+            for i in range(columns):
+                mean = (here[i] + there[i]) * np.float32(0.5)
+                out[k, j, i] = mean if weight[k, j, i] > 0 else np.float32(0)
 
 
 @numba.njit(cache=True)
