@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,3 +204,41 @@ def test_mesh_lines_meet_the_walls_and_grow_gently(scale: int) -> None:
     solid = sum((b.x_max - b.x_min) * (b.y_max - b.y_min) * b.height for b in mesh.boxes)
     assert volumes[mesh.solid].sum() == pytest.approx(solid)
     assert len(mesh.cell_centres()) == mesh.cell_count
+
+
+def solvers_in(case: Path) -> list[str]:
+    """The ids of the solvers that run in a case's folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "comm").read_text().strip() == "simpleFoam" and (process / "cwd").resolve() == case:
+                found.append(process.name)
+        except OSError:  # ended meanwhile
+            continue
+    return found
+
+
+@needs_openfoam
+@pytest.mark.skipif(shutil.which("setpriv") is None or not Path("/proc/self").exists(), reason="needs Linux's setpriv")
+def test_a_solver_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    case = (tmp_path / "case").resolve()
+    solves = (
+        "import sys; from pathlib import Path; from farfield.problems.urban_wind.buildings import Box, UrbanDomain;"
+        "from farfield.problems.urban_wind.openfoam_case import SolverSettings;"
+        "from farfield.problems.urban_wind.solver import solve_boxes;"
+        "for_a_minute = SolverSettings(tolerance=1e-15, iteration_limit=1000);"
+        "solve_boxes([Box(-10, 10, -10, 10, 20)], UrbanDomain.square(1), 0.3, settings=for_a_minute,"
+        " folder=Path(sys.argv[1]))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", solves, str(case)], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as ours:
+        until = time.monotonic() + 120
+        while not solvers_in(case):
+            assert ours.poll() is None and time.monotonic() < until, "the solver never began"
+            time.sleep(0.05)
+        ours.kill()
+    until = time.monotonic() + 10
+    while solvers_in(case) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not solvers_in(case)

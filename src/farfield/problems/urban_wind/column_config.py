@@ -132,7 +132,7 @@ class ColumnRun(RunConfig):
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_versions(cls, values: Any) -> Any:
-        """Runs of version 0.2 say at how many places the lattice lay over a city; now it lies anywhere."""
+        """Earlier runs say at how many places the lattice lay over a city; now it lies anywhere."""
         return {key: value for key, value in values.items() if key != "phases"} if isinstance(values, dict) else values
 
     @model_validator(mode="after")

@@ -92,7 +92,7 @@ PRESETS = {
     "cpu-fresh-oblique": replace(OBLIQUE, cases={"train": 120, "ls": 24}, large_settings=FOR_TRAINING, stream=7),
     # To be started from a prediction (--set starts_from=MODEL): the model knows none of them.
     "cpu-warm": replace(CPU, cases={"train": 360, "ls": 50}, large_settings=FOR_TRAINING, stream=8),
-    "cpu-warm-oblique": replace(OBLIQUE, cases={"train": 480, "ls": 40}, large_settings=FOR_TRAINING, stream=9),
+    "cpu-warm-oblique": replace(OBLIQUE, cases={"train": 480, "ls": 26}, large_settings=FOR_TRAINING, stream=9),
 }
 
 

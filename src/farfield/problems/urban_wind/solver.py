@@ -140,7 +140,7 @@ def _run(case: Path, tool: str, environment: dict[str, str], *arguments: str) ->
     log = case / f"log.{tool}"
     with log.open("w") as output:
         code = subprocess.run(
-            [tool, *arguments],
+            [*_with_us(), tool, *arguments],
             cwd=case,
             env={**environment, "PWD": str(case)},  # without it, every tool warns about its folder
             stdout=output,
@@ -151,6 +151,11 @@ def _run(case: Path, tool: str, environment: dict[str, str], *arguments: str) ->
     if code and not diverged:  # a wrong installation, or killed
         raise RuntimeError(f"{tool} failed with code {code}; the end of its log:\n{log.read_text()[-2000:]}")
     return code
+
+
+def _with_us() -> list[str]:
+    """What to put before a command so that it ends with this process, even if that is killed (on Linux)."""
+    return ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
 
 
 def _solve(
