@@ -211,13 +211,14 @@ def _by_cell(fields: Sequence[Array]) -> NDArray[np.float32]:
 
 @numba.njit(cache=True)
 def _interleave(fields: tuple[Array, ...], out: NDArray[np.float32]) -> None:  # pragma: no cover - compiled
-    """One row of all fields, read again and again, stays in the processor's cache."""
+    """A row of cells, written again for every field, stays in the processor's cache."""
     rows, columns, levels, channels = out.shape
     for j in range(rows):
-        for i in range(columns):
+        for c in range(channels):
+            field = fields[c]
             for k in range(levels):
-                for c in range(channels):
-                    out[j, i, k, c] = fields[c][k, j, i]
+                for i in range(columns):
+                    out[j, i, k, c] = field[k, j, i]
 
 
 def told_channels(dataset: dict[str, Any]) -> int:

@@ -120,7 +120,7 @@ class Lattice:
         points = np.asarray(points, dtype=np.float64)
         where = (self.origin[0], self.origin[1], self.spacing, self.heights)
         _weigh_corners(points, *where, self._air_of_cells, self.shape, index, weight, needed)
-        return (index, weight) if needed.all() else (index[:, needed], weight[:, needed])
+        return _only(index, needed), _only(weight, needed)
 
 
 def levels_up_to(height: float) -> Array:
@@ -199,6 +199,20 @@ def _weigh_corners(
             total += share
         for corner in range(8):
             weight[n, corner] /= total
+
+
+@numba.njit(cache=True)
+def _only(rows: NDArray, needed: Mask) -> NDArray:  # pragma: no cover - compiled
+    """The columns that are needed, moved together in place: what reads them wants them side by side."""
+    kept = np.flatnonzero(needed)
+    if len(kept) == rows.shape[1]:
+        return rows
+    flat, to = rows.ravel(), 0
+    for n in range(len(rows)):
+        for column in kept:
+            flat[to] = rows[n, column]
+            to += 1
+    return flat[:to].reshape(len(rows), len(kept))
 
 
 @numba.njit(cache=True)
