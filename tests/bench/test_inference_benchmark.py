@@ -65,10 +65,16 @@ def test_openfoam_runs_again_where_asked_and_missing_records_are_said(urban_run,
     assert all(row["openfoam_source"] == "measured" and row["openfoam_seconds"] > 0 for row in measured["rows"])
     first, *_, finer = measured["rows"]
     assert first["case"] == finer["case"] and 2 < finer["cells"] / first["cells"] < 8  # the outer cells stay
+    solver, prediction = (first[name] for name in ("openfoam_seconds", "seconds"))
+    together = f"| 1 | {first['mesh']} | 1 | {solver:.1f} (measured) | {prediction:.2f} | {solver / prediction:.1f} |"
+    assert together in markdown(measured)
     assert "12.5 m, at the ground 4 m high" in markdown(measured) and finer["mesh"].startswith("6.25 m")
     for region in ("buildings", "wake"):  # the same network on the same city: only the truth is finer
         assert finer[f"velocity_error_{region}"] == pytest.approx(first[f"velocity_error_{region}"], rel=0.3)
     copy = shutil.copytree(data, tmp_path / "copy")
     shutil.rmtree(copy / "records")
-    without = benchmark_inference(predictor, copy, repeats=1, say=lambda text: None)
+    without = benchmark_inference(predictor, copy, repeats=1, scales=["2"], say=lambda text: None)
+    assert [row["scale"] for row in without["rows"]] == [2]
+    with pytest.raises(ValueError, match="s = 1, 2, 5, got 3"):
+        benchmark_inference(predictor, copy, scales=["1", "3"])
     assert without["rows"][0]["openfoam_seconds"] is None and "not recorded" in markdown(without)

@@ -89,16 +89,18 @@ def bench_inference(
     repeats: Annotated[int, typer.Option(min=1, help="Predictions of each: the fastest time, the mean error.")] = 3,
     solve: Annotated[bool, typer.Option(help="Run OpenFOAM beside it, instead of the recorded times.")] = False,
     finer: Annotated[bool, typer.Option(help="Also the first city on cells of half the size (OpenFOAM runs).")] = False,
+    scales: Annotated[str, typer.Option(help="Sizes of the domain, e.g. `1 5`; all of the above if none.")] = "",
 ) -> None:
     """Time of a prediction against its solver's, with the error and by the size of the domain.
 
-    Urban wind: against OpenFOAM for s = 1, 2, 5, and dense against tiled attention. Problems of steps: against our own
-    solver for s = 1, 3, 10, with the memory.
+    Urban wind: against OpenFOAM for s = 1, 2, 5, every city and all of a size together, and dense against tiled
+    attention. Problems of steps: against our own solver for s = 1, 3, 10, with the memory.
 
     Example: `farfield bench inference --model urban-wind-laape --data data/urban-wind --json benchmarks/inference.json`
     """
     from farfield.api import load
     from farfield.bench.inference import benchmark_inference, markdown
+    from farfield.cli.words import listed
     from farfield.prediction.stepping import Predictor
     from farfield.problems import problem_of
     from farfield.problems.generation import GridGeneration
@@ -106,17 +108,18 @@ def bench_inference(
 
     run = Run.find(model)
     generation = problem_of(run).generation
+    chosen: dict[str, Any] = {"scales": listed(scales)} if scales else {}
     if isinstance(generation, GridGeneration):
         from farfield.bench import steps
 
         measured = steps.benchmark_steps(
-            Predictor.load(run, "cpu"), run, generation, data, repeats=repeats, say=console.print
+            Predictor.load(run, "cpu"), run, generation, data, repeats=repeats, say=console.print, **chosen
         )
         _keep("steps", measured, steps.markdown, json_file)
         return
     predictor = load(model, device="cpu")  # one core, as OpenFOAM
     results = benchmark_inference(
-        predictor, data, cases=cases, repeats=repeats, solve=solve, finer=finer, say=console.print
+        predictor, data, cases=cases, repeats=repeats, solve=solve, finer=finer, say=console.print, **chosen
     )
     _keep("inference", results, markdown, json_file)
 
