@@ -30,7 +30,7 @@ from farfield.problems.urban_wind.files import SETTINGS_FILE, UrbanCase, UrbanWi
 from farfield.problems.urban_wind.openfoam_case import SolverSettings
 from farfield.problems.urban_wind.prediction import UrbanPredictor, WindPredictor
 from farfield.problems.urban_wind.sampling import UrbanSample, draw_sample
-from farfield.problems.urban_wind.scoring import SPLITS, region_errors
+from farfield.problems.urban_wind.scoring import SPLITS, region_errors, split_of
 from farfield.problems.urban_wind.solver import WindSolution, solve_boxes
 
 UNSEEN = 1  # a draw whose attention plans no prediction has made before
@@ -48,15 +48,13 @@ def benchmark_inference(
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Measure the first ``cases`` neutral test cities of every scale, on one core."""
-    unknown = sorted(set(scales) - set(SPLITS))
-    if unknown:
-        raise ValueError(f"urban-wind has cities at s = {', '.join(SPLITS)}, got {', '.join(unknown)}")
+    splits = [split_of(scale) for scale in scales]
     files = UrbanWindFiles(data, predictor.fields)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as OpenFOAM's solver
     rows = []
     try:
-        for split in (SPLITS[scale] for scale in scales):
+        for split in splits:
             for number in files.neutral_ids(split)[:cases]:
                 case = files.load(split, number)
                 say(f"s = {case.scale:g}, case {case.name}, {len(case.positions):,} cells ...")

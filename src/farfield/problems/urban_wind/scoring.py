@@ -28,6 +28,13 @@ from farfield.problems.urban_wind.prediction import WindPredictor
 SPLITS = {f"{scale:g}": split for split, scale in SPLIT_SCALES.items() if split not in ("train", "val")}
 
 
+def split_of(scale: str) -> str:
+    """The split of the test cities of a size, which is as many times the training size as ``scale`` says."""
+    if scale not in SPLITS:
+        raise ValueError(f"urban-wind has cities at s = {', '.join(SPLITS)}, got {scale}")
+    return SPLITS[scale]
+
+
 class UrbanSubject:
     """A trained network, on the test cities in ``folder``."""
 
@@ -41,11 +48,10 @@ class UrbanSubject:
 
     def open(self, scales: list[str]) -> None:
         for scale in scales:
-            if scale not in SPLITS:
-                raise ValueError(f"urban-wind has cities at s = {', '.join(SPLITS)}, got {scale}")
-            self.cities[scale] = self.files.neutral_ids(SPLITS[scale])
+            split = split_of(scale)
+            self.cities[scale] = self.files.neutral_ids(split)
             if not self.cities[scale]:
-                raise ValueError(f"{self.files.folder} has no neutral cities at s = {scale} (split {SPLITS[scale]!r})")
+                raise ValueError(f"{self.files.folder} has no neutral cities at s = {scale} (split {split!r})")
 
     def data(self, scale: str) -> str:
         return fingerprint(json.dumps([self.cities[scale], self.files.index], sort_keys=True).encode())
